@@ -1,0 +1,1 @@
+"""What two families share: vision towers, decoder layers, experts, flow solvers. Imports process, weights, kernels, contract."""

@@ -1,0 +1,76 @@
+"""The action expert: a narrow Gemma that reads the prefix's K/V, few rows at a time, many times a decision."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from innerloop.blocks.sizes import DecoderSizes
+from innerloop.kernels import attention, skinny
+
+EPS = 1e-6  # GemmaConfig.rms_norm_eps
+
+
+@dataclass(frozen=True)
+class Modulation:
+    """What a norm multiplies and adds, and what gates the branch after it: [D] each, float32.
+
+    A plain Gemma norm is scale = weight without shift and gate.
+    """
+
+    scale: torch.Tensor
+    shift: torch.Tensor | None = None
+    gate: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Cache:
+    """K/V of one decision: keys and values [L, B, S, Hkv, hd], valid int32 [B, S]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    valid: torch.Tensor
+
+
+class ExpertLayer(nn.Module):
+    """The four products of a layer; norms come from outside as Modulation."""
+
+    def __init__(self, sizes: DecoderSizes) -> None:
+        super().__init__()
+        d, f, q = sizes.width, sizes.mlp_dim, sizes.heads * sizes.head_dim
+        self.qkv_weight = nn.Parameter(torch.empty(sizes.qkv_rows, d))
+        self.out_weight = nn.Parameter(torch.empty(d, q))
+        self.gate_up_weight = nn.Parameter(torch.empty(2 * f, d))
+        self.down_weight = nn.Parameter(torch.empty(d, f))
+
+
+class ActionExpert(nn.Module):
+    """Layers of the expert; `norms` holds 2 per layer, input then mlp."""
+
+    def __init__(self, sizes: DecoderSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.layers = nn.ModuleList(ExpertLayer(sizes) for _ in range(sizes.depth))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        norms: Sequence[Modulation],
+        cache: Cache,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        start: int,
+    ) -> torch.Tensor:
+        """x [B, T, D] at cache rows [start, start + T) -> the residual stream after the last layer."""
+        s = self.sizes
+        for i, layer in enumerate(self.layers):
+            first, second = norms[2 * i], norms[2 * i + 1]
+            keys, values = cache.keys[i], cache.values[i]
+            q = skinny.norm_qkv_rope(
+                x, first.scale, first.shift, EPS, layer.qkv_weight, *rotary, s.heads, s.kv_heads, keys, values, start
+            )
+            mixed = attention.attention(q, keys, values, cache.valid, s.head_dim**-0.5)
+            x = skinny.project_residual(mixed, layer.out_weight, first.gate, x)
+            hidden = skinny.norm_glu(x, second.scale, second.shift, EPS, layer.gate_up_weight)
+            x = skinny.project_residual(hidden, layer.down_weight, second.gate, x)
+        return x

@@ -1,0 +1,65 @@
+"""SigLIP vision tower and the projector into the language model's width."""
+
+import torch
+from torch import nn
+
+from innerloop.blocks.sizes import VisionSizes
+from innerloop.kernels import attention, linear, norm
+
+EPS = 1e-6  # SiglipVisionConfig.layer_norm_eps
+
+
+class SiglipLayer(nn.Module):
+    """Pre-norm encoder layer; query, key and value are one product."""
+
+    def __init__(self, sizes: VisionSizes) -> None:
+        super().__init__()
+        d, f = sizes.hidden_size, sizes.intermediate_size
+        self.heads = sizes.heads
+        self.norm1_weight, self.norm1_bias = nn.Parameter(torch.empty(d)), nn.Parameter(torch.empty(d))
+        self.qkv_weight, self.qkv_bias = nn.Parameter(torch.empty(3 * d, d)), nn.Parameter(torch.empty(3 * d))
+        self.out_weight, self.out_bias = nn.Parameter(torch.empty(d, d)), nn.Parameter(torch.empty(d))
+        self.norm2_weight, self.norm2_bias = nn.Parameter(torch.empty(d)), nn.Parameter(torch.empty(d))
+        self.up_weight, self.up_bias = nn.Parameter(torch.empty(f, d)), nn.Parameter(torch.empty(f))
+        self.down_weight, self.down_bias = nn.Parameter(torch.empty(d, f)), nn.Parameter(torch.empty(d))
+
+    def attend(self, normed: torch.Tensor) -> torch.Tensor:
+        """[I, T, D] normed -> [I, T, D] projected attention output, bias included."""
+        images, tokens, width = normed.shape
+        head = width // self.heads
+        qkv = linear.linear(normed, self.qkv_weight, self.qkv_bias).view(images, tokens, 3, self.heads, head)
+        q, k, v = qkv.unbind(2)
+        mixed = attention.attention(q, k, v, None, head**-0.5)
+        return linear.linear(mixed, self.out_weight, self.out_bias)
+
+    def mlp(self, normed: torch.Tensor) -> torch.Tensor:
+        """[I, T, D] normed -> [I, T, D], gelu_tanh between the two products."""
+        hidden = linear.linear(normed, self.up_weight, self.up_bias, activation="gelu_tanh")
+        return linear.linear(hidden, self.down_weight, self.down_bias)
+
+
+class Siglip(nn.Module):
+    """Patches [B, C, T, 3*p*p] in [-1, 1] -> image tokens [B, C*T, out]."""
+
+    def __init__(self, sizes: VisionSizes, out: int) -> None:
+        super().__init__()
+        d = sizes.hidden_size
+        self.patch_weight = nn.Parameter(torch.empty(d, 3 * sizes.patch_size**2))
+        self.patch_bias = nn.Parameter(torch.empty(d))
+        self.position = nn.Parameter(torch.empty(sizes.tokens, d))
+        self.layers = nn.ModuleList(SiglipLayer(sizes) for _ in range(sizes.layers))
+        self.norm_weight, self.norm_bias = nn.Parameter(torch.empty(d)), nn.Parameter(torch.empty(d))
+        self.projector_weight, self.projector_bias = nn.Parameter(torch.empty(out, d)), nn.Parameter(torch.empty(out))
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        """Each image attends to itself alone; images are the batch of every layer."""
+        batch, cameras, tokens, _ = patches.shape
+        x = linear.linear(patches.flatten(0, 1), self.patch_weight, self.patch_bias) + self.position
+        first = self.layers[0]
+        normed = norm.layer_norm(x, first.norm1_weight, first.norm1_bias, EPS)
+        following = [(n.norm1_weight, n.norm1_bias) for n in list(self.layers)[1:]] + [(self.norm_weight, self.norm_bias)]
+        for layer, (weight, bias) in zip(self.layers, following, strict=True):
+            x, normed = norm.add_layer_norm(x, layer.attend(normed), layer.norm2_weight, layer.norm2_bias, EPS)
+            x, normed = norm.add_layer_norm(x, layer.mlp(normed), weight, bias, EPS)
+        projected = linear.linear(normed, self.projector_weight, self.projector_bias)
+        return projected.view(batch, cameras * tokens, -1)

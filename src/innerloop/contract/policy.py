@@ -1,0 +1,58 @@
+"""What a policy is to everybody who calls one: engine, server, client, evaluator."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What really ran: enough to say later where these actions came from."""
+
+    fingerprint: str
+    policy: str
+    precision: str
+    device: str
+    kernels: str
+    stages: tuple[str, ...]  # the stages refreshed for this decision, in order
+    capacity: int  # prompt capacity used, tokens
+    prompt_tokens: int
+    seed: int | None = None
+    statistics: str = ""
+    weights_version: int = 0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """actions: float32 [horizon, action_dim] in robot units; normalized: the same before un-normalisation."""
+
+    actions: np.ndarray
+    normalized: np.ndarray
+    timing: dict[str, float] = field(default_factory=dict)  # milliseconds by stage
+    receipt: Receipt | None = None
+
+
+class Policy(Protocol):
+    """The two-method interface that the engine, the server and the remote client share."""
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Plain data: family, fingerprint, precision, cameras, state and action widths, horizon, capacities."""
+        ...
+
+    def infer(
+        self,
+        observation: Mapping[str, Any],
+        *,
+        noise: np.ndarray | None = None,
+        seed: int | None = None,
+        session: str = "default",
+    ) -> Chunk:
+        """One decision. Raises ObservationError on bad input and NonFiniteError on bad output."""
+        ...
+
+    def reset(self, session: str = "default") -> None:
+        """Forget a session's episode state."""
+        ...
