@@ -1,0 +1,37 @@
+"""Element-wise activations and gated linear units: [..., N] in, same dtype out, fp32 inside."""
+
+from torch import Tensor
+
+from innerloop.kernels.activation import reference
+from innerloop.kernels.activation.reference import Activation
+from innerloop.kernels.select import chosen, unfused
+
+__all__ = ["Activation", "activate", "gelu", "glu", "relu2", "silu"]
+
+
+def activate(x: Tensor, kind: Activation) -> Tensor:
+    """One activation by name."""
+    return chosen(reference.activate, x)(x, kind)
+
+
+def gelu(x: Tensor, approximate: bool) -> Tensor:
+    """GELU; `approximate` is the tanh form."""
+    return activate(x, "gelu_tanh" if approximate else "gelu")
+
+
+def silu(x: Tensor) -> Tensor:
+    """x * sigmoid(x)."""
+    return activate(x, "silu")
+
+
+def relu2(x: Tensor) -> Tensor:
+    """max(x, 0)^2."""
+    return activate(x, "relu2")
+
+
+def glu(gate_up: Tensor, kind: Activation) -> Tensor:
+    """gate_up [..., 2F] -> activation(gate) * up [..., F]; the gate is the first half."""
+    if unfused(gate_up):
+        gate, up = gate_up.chunk(2, dim=-1)
+        return activate(gate, kind) * up
+    return chosen(reference.glu, gate_up)(gate_up, kind)

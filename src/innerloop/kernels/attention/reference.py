@@ -1,0 +1,34 @@
+"""Softmax attention with grouped heads and a mask of valid keys."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, causal: bool = False
+) -> Tensor:
+    """softmax(scale * q k^T over the keys a query may see) v; zeros where it may see none."""
+    batch, tokens, heads, dim = q.shape
+    keys = k.shape[1]
+    seen = None
+    if causal:
+        offset = keys - tokens
+        row = torch.arange(tokens, device=q.device)[:, None]
+        seen = (torch.arange(keys, device=q.device)[None, :] <= row + offset)[None, None]
+    if key_valid is not None:
+        valid = key_valid != 0
+        # 0 * NaN is NaN: what lies in rows that nobody wrote must not reach the sum.
+        k, v = (t.masked_fill(~valid[:, :, None, None], 0.0) for t in (k, v))
+        seen = valid[:, None, None, :] if seen is None else seen & valid[:, None, None, :]
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=None if seen is None else seen.expand(batch, 1, tokens, keys),
+        scale=scale,
+        enable_gqa=heads != k.shape[2],
+    )
+    if seen is not None:
+        out = out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+    return out.transpose(1, 2).reshape(batch, tokens, heads * dim)

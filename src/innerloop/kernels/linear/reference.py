@@ -1,0 +1,12 @@
+"""x W^T + b, then an activation."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from innerloop.kernels.activation.reference import Activation, activate
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Tensor:
+    """The product is rounded to x's dtype before the activation."""
+    y = F.linear(x, weight, bias)
+    return y if activation is None else activate(y, activation)

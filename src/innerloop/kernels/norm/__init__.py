@@ -1,0 +1,59 @@
+"""RMS and layer norm: plain, residual-adding, modulated from a table (adaRMS, AdaLN), gated.
+
+x and delta are [..., D]; weight and bias [D]; scale, shift and gate [D] or [B, 1, D]. Results have x's dtype.
+"""
+
+from torch import Tensor
+
+from innerloop.kernels.norm import reference
+from innerloop.kernels.select import chosen, unfused
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight; Gemma stores weight - 1 (`plus_one`)."""
+    return chosen(reference.rms_norm, x)(x, weight, eps, plus_one)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias."""
+    return chosen(reference.layer_norm, x)(x, weight, bias, eps)
+
+
+def add_rms_norm(
+    x: Tensor, delta: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(x + delta, rms_norm(x + delta))."""
+    if unfused(x):
+        total = x + delta
+        return total, rms_norm(total, weight, eps, plus_one)
+    return chosen(reference.add_rms_norm, x)(x, delta, weight, eps, plus_one)
+
+
+def add_layer_norm(
+    x: Tensor, delta: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(x + delta, layer_norm(x + delta))."""
+    if unfused(x):
+        total = x + delta
+        return total, layer_norm(total, weight, bias, eps)
+    return chosen(reference.add_layer_norm, x)(x, delta, weight, bias, eps)
+
+
+def modulated_rms_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+    """adaRMS: rms_norm(x) * (1 + scale) + shift."""
+    return chosen(reference.modulated_rms_norm, x)(x, scale, shift, eps)
+
+
+def gated_add_rms_norm(
+    x: Tensor, delta: Tensor, gate: Tensor | None, scale: Tensor, shift: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(x + gate * delta, modulated_rms_norm(x + gate * delta))."""
+    if unfused(x):
+        total = x + (delta if gate is None else (gate * delta).to(x.dtype))
+        return total, modulated_rms_norm(total, scale, shift, eps)
+    return chosen(reference.gated_add_rms_norm, x)(x, delta, gate, scale, shift, eps)
+
+
+def modulated_layer_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+    """AdaLN: layer_norm(x) * (1 + scale) + shift."""
+    return chosen(reference.modulated_layer_norm, x)(x, scale, shift, eps)

@@ -1,0 +1,78 @@
+"""Norms over the last dimension: statistics and affine part in fp32, one rounding to the input's dtype."""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * (weight, or 1 + weight when plus_one)."""
+    y = _rms(x, eps)
+    if weight is not None:
+        w = weight.float()
+        y = y * (1.0 + w if plus_one else w)
+    return y.to(x.dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias."""
+    y = _standardise(x, eps)
+    if weight is not None:
+        y = y * weight.float()
+    if bias is not None:
+        y = y + bias.float()
+    return y.to(x.dtype)
+
+
+def add_rms_norm(
+    x: Tensor, delta: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(total, rms_norm(total)) of total = x + delta, rounded before it is normalised."""
+    total = _add(x, delta, None)
+    return total, rms_norm(total, weight, eps, plus_one)
+
+
+def add_layer_norm(
+    x: Tensor, delta: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(total, layer_norm(total)) of total = x + delta, rounded before it is normalised."""
+    total = _add(x, delta, None)
+    return total, layer_norm(total, weight, bias, eps)
+
+
+def modulated_rms_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+    """RMS-normalised x * (1 + scale) + shift."""
+    return _modulate(_rms(x, eps), scale, shift).to(x.dtype)
+
+
+def gated_add_rms_norm(
+    x: Tensor, delta: Tensor, gate: Tensor | None, scale: Tensor, shift: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """(total, modulated_rms_norm(total)) of total = x + gate * delta, rounded before it is normalised."""
+    total = _add(x, delta, gate)
+    return total, modulated_rms_norm(total, scale, shift, eps)
+
+
+def modulated_layer_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+    """Layer-normalised x * (1 + scale) + shift."""
+    return _modulate(_standardise(x, eps), scale, shift).to(x.dtype)
+
+
+def _rms(x: Tensor, eps: float) -> Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def _standardise(x: Tensor, eps: float) -> Tensor:
+    x = x.float()
+    centred = x - x.mean(-1, keepdim=True)
+    return centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+
+
+def _modulate(y: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+    y = y * (1.0 + scale.float())
+    return y if shift is None else y + shift.float()
+
+
+def _add(x: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
+    step = delta.float() if gate is None else gate.float() * delta.float()
+    return (x.float() + step).to(x.dtype)
