@@ -1,0 +1,308 @@
+"""LeRobot's pi0 and pi0.5, built from a checkpoint directory and read stage by stage through hooks (LeRobot 0.6.1)."""
+
+import contextlib
+import importlib
+import io
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from innerloop.contract.errors import CheckpointError, InnerloopError, ObservationError
+
+FAMILIES = ("pi05", "pi0")
+EXTENSION = "innerloop_architecture"  # the key of config.json that carries sizes LeRobot has no name for
+_IMAGES = "observation.images."
+_STATE = "observation.state"
+_LANGUAGE = "gemma_2b"  # the two size names LeRobot knows; sizes of our own go under them
+_EXPERT = "gemma_300m"
+
+
+def require(module: str) -> Any:
+    """A LeRobot module. Raises InnerloopError that says how to install LeRobot."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, SyntaxError) as error:
+        raise InnerloopError(
+            f"comparing with LeRobot needs the module {module}, which does not import here ({error}); "
+            "in a Python 3.12 environment: pip install 'lerobot==0.6.1' 'transformers>=5.4,<5.6'"
+        ) from error
+
+
+@contextlib.contextmanager
+def sized(family: str, architecture: Mapping[str, Mapping[str, int]] | None) -> Iterator[None]:
+    """Within it LeRobot builds `family` with the sizes of `architecture`, our extension of config.json, if any."""
+    if architecture is None:
+        yield
+        return
+    modeling = require(f"lerobot.policies.{family}.modeling_{family}")
+    vision, language, expert = (architecture[part] for part in ("vision", "language", "expert"))
+    variants = {_LANGUAGE: language, _EXPERT: expert}
+
+    def gemma_sizes(variant: str) -> Any:
+        part = variants[variant]
+        names = ("width", "depth", "mlp_dim", "heads", "kv_heads", "head_dim")
+        return modeling.GemmaConfig(*(part[name] for name in names))
+
+    build_paligemma = modeling.PaliGemmaForConditionalGenerationWithPiGemma
+    build_expert = modeling.PiGemmaForCausalLM
+
+    def paligemma(config: Any) -> Any:
+        config.vision_config.hidden_size = vision["hidden_size"]
+        config.vision_config.intermediate_size = vision["intermediate_size"]
+        config.vision_config.num_hidden_layers = vision["layers"]
+        config.vision_config.num_attention_heads = vision["heads"]
+        config.vision_config.patch_size = vision["patch_size"]
+        config.vision_config.projection_dim = config.projection_dim = language["width"]
+        config.text_config.vocab_size = config.image_token_index = language["vocab_size"]
+        return build_paligemma(config)
+
+    def expert_model(config: Any) -> Any:
+        config.vocab_size = language["vocab_size"]
+        return build_expert(config)
+
+    with (
+        mock.patch.object(modeling, "get_gemma_config", gemma_sizes),
+        mock.patch.object(modeling, "PaliGemmaForConditionalGenerationWithPiGemma", paligemma),
+        mock.patch.object(modeling, "PiGemmaForCausalLM", expert_model),
+    ):
+        yield
+
+
+def randomize(policy: Any, seed: int) -> None:
+    """Fills every parameter from a seeded CPU generator at a scale that keeps activations near one; none stays zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(policy.named_parameters()):
+            value = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1:
+                value = 0.1 * value + (1.0 if parameter.float().mean() > 0.5 else 0.0)  # LayerNorm weights start at one
+            elif "embed" in name and "patch" not in name:
+                value = value / parameter.shape[-1] ** 0.5
+            else:
+                value = value / parameter[0].numel() ** 0.5
+            parameter.copy_(value)
+        paligemma = policy.model.paligemma_with_expert.paligemma
+        # Published files hold one table under both names.
+        paligemma.lm_head.weight.copy_(paligemma.model.language_model.embed_tokens.weight)
+
+
+class LeRobotPolicy:
+    """LeRobot's policy and processors; `infer` for actions and timing, `trace` for every intermediate.
+
+    `checkpoint` is a LeRobot directory, `dtype` float32 or bfloat16, `tokenizer` a directory that replaces the one
+    the checkpoint names (its own tokenizer.json is preferred anyway).
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        device: str = "cpu",
+        dtype: str = "float32",
+        *,
+        tokenizer: str | Path | None = None,
+        compiled: bool = False,
+    ) -> None:
+        directory = Path(checkpoint)
+        config, architecture = _read_config(directory)
+        config.device, config.dtype, config.compile_model = device, dtype, compiled
+        self.config = config
+        with sized(config.type, architecture), contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.policy = _policy_class(config.type).from_pretrained(directory, config=config)
+        if "All keys loaded successfully" not in printed.getvalue():  # LeRobot goes on with random weights otherwise
+            raise CheckpointError(f"LeRobot could not load {directory / 'model.safetensors'}: {printed.getvalue()}")
+        overrides: dict[str, Any] = {"device_processor": {"device": device}}
+        if tokenizer is not None or (directory / "tokenizer.json").exists():
+            overrides["tokenizer_processor"] = {"tokenizer_name": str(tokenizer or directory)}
+        self._before, self._after = require("lerobot.policies.factory").make_pre_post_processors(
+            config,
+            pretrained_path=str(directory),
+            preprocessor_overrides=overrides,
+            postprocessor_overrides={"device_processor": {"device": "cpu"}},
+        )
+
+    @classmethod
+    def random(
+        cls,
+        family: str,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        views: int = 2,
+        prompt_tokens: int = 48,
+        **config: Any,
+    ) -> "LeRobotPolicy":
+        """A policy of the published size with random weights and no files: the prompt is `prompt_tokens` fixed ids.
+
+        `config` sets fields of LeRobot's configuration, such as chunk_size and num_inference_steps.
+        """
+        configs = require("lerobot.configs")
+        feature, kind = configs.PolicyFeature, configs.FeatureType
+        made = require(f"lerobot.policies.{family}").__dict__[f"{family.upper()}Config"](
+            input_features={f"{_IMAGES}camera{i}": feature(kind.VISUAL, (3, 224, 224)) for i in range(views)},
+            push_to_hub=False,
+            device=device,
+            dtype=dtype,
+            **config,
+        )
+        self = cls.__new__(cls)
+        self.config = made
+        with torch.device(device):
+            self.policy = _policy_class(family)(made)
+        with torch.no_grad():
+            for parameter in self.policy.parameters():
+                if not parameter.any():
+                    parameter.normal_(0.0, 0.02)
+        self._before = _FixedPrompt(prompt_tokens, made.tokenizer_max_length, made.max_state_dim)
+        self._after = torch.Tensor.cpu
+        return self
+
+    @property
+    def cameras(self) -> list[str]:
+        """Short camera names in the checkpoint's order."""
+        return [key.removeprefix(_IMAGES) for key in self.config.image_features]
+
+    def infer(self, observation: Mapping[str, Any], noise: np.ndarray) -> np.ndarray:
+        """Actions in robot units, float32 [chunk, action_dim], from a raw observation; the whole official call."""
+        return _numpy(self._after(self._predict(self._batch(observation), noise))[0])
+
+    def trace(self, observation: Mapping[str, Any], noise: np.ndarray) -> dict[str, np.ndarray]:
+        """Every stage's result in order, for one observation, without a batch dimension, floats as float32.
+
+        images [C,3,H,W], camera_mask [C], tokens and token_mask [capacity], state [state_dim], position_ids [T],
+        vision [C,patches,width], keys and values [layers,T,heads,head_dim] (keys after rotation), velocity.<step>
+        [chunk,padded], normalized and actions [chunk,action_dim]. T is all cameras in checkpoint order, then capacity.
+        """
+        batch = self._batch(observation)
+        order = self._order(batch)
+        seen: dict[str, Any] = {"vision": [], "velocity": []}
+        with contextlib.ExitStack() as stack:
+            self._listen(stack, seen)
+            normalized = self._predict(batch, noise)
+        images, mask = seen["images"]
+        cache = [(layer[0], layer[1]) for layer in seen["cache"]]
+        patches = seen["vision"][0].shape[1]
+        rows = _rows(order, patches, batch["observation.language.tokens"].shape[1])
+        result = {
+            "images": torch.cat(images)[order],
+            "camera_mask": torch.cat(mask)[order],
+            "tokens": batch["observation.language.tokens"][0],
+            "token_mask": batch["observation.language.attention_mask"][0],
+            "state": batch[_STATE][0],
+            "position_ids": seen["positions"][0][rows],
+            "vision": torch.cat(seen["vision"])[order],
+            "keys": torch.stack([keys[0].transpose(0, 1)[rows] for keys, _ in cache]),
+            "values": torch.stack([values[0].transpose(0, 1)[rows] for _, values in cache]),
+        }
+        result |= {f"velocity.{step}": value[0] for step, value in enumerate(seen["velocity"])}
+        result |= {"normalized": normalized[0], "actions": self._after(normalized)[0]}
+        return {name: _numpy(value) for name, value in result.items()}
+
+    def _batch(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+        """The raw observation through LeRobot's inference entry and preprocessor; an absent camera stays absent."""
+        raw = {_STATE: np.asarray(observation["state"], dtype=np.float32)}
+        for name, frame in observation["images"].items():
+            key = _IMAGES + name.removeprefix(_IMAGES)
+            if key not in self.config.image_features:
+                raise ObservationError(f"camera '{name}' is unknown to the checkpoint; it has {self.cameras}")
+            raw[key] = np.array(frame)
+        prepare = require("lerobot.policies.utils").prepare_observation_for_inference
+        batch: dict[str, Any] = self._before(prepare(raw, torch.device(self.config.device), observation["prompt"]))
+        return batch
+
+    def _predict(self, batch: dict[str, Any], noise: np.ndarray) -> torch.Tensor:
+        start = torch.from_numpy(np.array(noise, dtype=np.float32)).to(self.config.device)
+        actions: torch.Tensor = self.policy.predict_action_chunk(batch, noise=start.reshape(1, *start.shape[-2:]))
+        return actions
+
+    def _order(self, batch: Mapping[str, Any]) -> list[int]:
+        """For each camera of the checkpoint, where LeRobot put it: it moves absent cameras behind present ones."""
+        keys = list(self.config.image_features)
+        placed = [key for key in keys if key in batch] + [key for key in keys if key not in batch]
+        return [placed.index(key) for key in keys]
+
+    def _listen(self, stack: contextlib.ExitStack, seen: dict[str, Any]) -> None:
+        """Wraps the methods whose results a trace wants, until the stack closes."""
+        model = self.policy.model
+        towers = model.paligemma_with_expert
+
+        def images(result: Any, _: Mapping[str, Any]) -> None:
+            seen["images"] = result
+
+        def prefix(result: Any, arguments: Mapping[str, Any]) -> None:
+            if arguments["inputs_embeds"][0] is not None:
+                seen["cache"], seen["positions"] = result[1], arguments["position_ids"]
+
+        def vision(result: Any, _: Mapping[str, Any]) -> None:
+            seen["vision"].append(result)
+
+        def velocity(result: Any, _: Mapping[str, Any]) -> None:
+            seen["velocity"].append(result)
+
+        for owner, name, note in (
+            (self.policy, "_preprocess_images", images),
+            (towers, "embed_image", vision),
+            (towers, "forward", prefix),
+            (model, "denoise_step", velocity),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, _noted(getattr(owner, name), note)))
+
+
+class _FixedPrompt:
+    """Stands in for a checkpoint's preprocessor where there are no files: raw state, one fixed prompt."""
+
+    def __init__(self, prompt_tokens: int, capacity: int, state: int) -> None:
+        self._tokens = torch.zeros(1, capacity, dtype=torch.int64)
+        self._tokens[0, :prompt_tokens] = 100 + torch.arange(prompt_tokens)
+        self._state = state
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        tokens = self._tokens.to(batch[_STATE].device)
+        language = {"observation.language.tokens": tokens, "observation.language.attention_mask": tokens > 0}
+        state = torch.nn.functional.pad(batch[_STATE], (0, self._state - batch[_STATE].shape[1]))
+        return batch | language | {_STATE: state}
+
+
+def _noted(function: Any, note: Any) -> Any:
+    def call(*positional: Any, **named: Any) -> Any:
+        result = function(*positional, **named)
+        note(result, named)
+        return result
+
+    return call
+
+
+def _policy_class(family: str) -> Any:
+    return getattr(require(f"lerobot.policies.{family}.modeling_{family}"), f"{family.upper()}Policy")
+
+
+def _read_config(directory: Path) -> tuple[Any, Mapping[str, Mapping[str, int]] | None]:
+    """LeRobot's configuration object, and our extension, which LeRobot's own reader would refuse."""
+    path = directory / "config.json"
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; give the directory that holds it")
+    fields = json.loads(path.read_text())
+    if fields.get("type") not in FAMILIES:
+        raise CheckpointError(f"{path} says type {fields.get('type')!r}; the LeRobot side compares {FAMILIES}")
+    architecture = fields.pop(EXTENSION, None)
+    require(f"lerobot.policies.{fields['type']}")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(fields))
+        return require("lerobot.configs").PreTrainedConfig.from_pretrained(folder), architecture
+
+
+def _rows(order: Sequence[int], patches: int, capacity: int) -> torch.Tensor:
+    """Prefix rows in checkpoint order: each camera's patches from where LeRobot put them, then the tokens."""
+    cameras = [torch.arange(patches) + place * patches for place in order]
+    return torch.cat([*cameras, torch.arange(capacity) + len(order) * patches])
+
+
+def _numpy(value: torch.Tensor) -> np.ndarray:
+    value = value.detach().cpu()
+    array: np.ndarray = (value.float() if value.is_floating_point() else value).numpy()
+    return array
