@@ -1,0 +1,45 @@
+# Every target makes its own environment when there is none. PYTHON and PEERS_PYTHON choose the interpreters.
+PYTHON ?= python3
+PEERS_PYTHON ?= python3.12
+VENV := .venv
+PEERS := .venv-peers
+export OMP_NUM_THREADS ?= 2
+
+.PHONY: demo test lint types imports peers gpu clean
+
+demo: $(VENV)/.installed  ## run the shipped policy end to end
+	$(VENV)/bin/innerloop demo
+
+test: $(VENV)/.installed lint types imports  ## lint, types, import direction, CPU tests
+	$(VENV)/bin/pytest
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.installed
+	$(VENV)/bin/mypy
+
+imports: $(VENV)/.installed
+	$(VENV)/bin/python scripts/check_imports.py
+
+peers: $(PEERS)/.installed  ## live parity with LeRobot 0.6.1 (Python 3.12)
+	$(PEERS)/bin/python -m pytest tests/peers
+
+gpu: $(VENV)/.installed  ## GPU tests; they skip where there is no GPU
+	$(VENV)/bin/pytest tests/gpu
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(PEERS)/.installed: pyproject.toml
+	test -x $(PEERS)/bin/python || $(PEERS_PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS)/bin/python -m pip install --quiet --editable '.[peers]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(PEERS) build dist demo-output

@@ -1,0 +1,174 @@
+"""What a flow policy's checkpoint says of itself: sizes, cameras, chunk, steps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from innerloop.blocks import sizes
+from innerloop.blocks.prefix import PrefixLayout
+from innerloop.contract import CheckpointError
+
+OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")  # openpi models/model.py IMAGE_KEYS
+IMAGES = "observation.images."
+
+
+@dataclass(frozen=True)
+class FlowConfig:
+    """One pi-style policy: image and prompt prefix, flow-matching action expert."""
+
+    family: str
+    vision: sizes.VisionSizes
+    language: sizes.DecoderSizes
+    expert: sizes.DecoderSizes
+    cameras: tuple[str, ...]
+    chunk: int
+    steps: int
+    max_state_dim: int
+    max_action_dim: int
+    prompt_capacity: int
+    periods: tuple[float, float] = (4e-3, 4.0)  # openpi posemb_sincos min_period, max_period
+
+    def layout(self, state_tokens: int) -> PrefixLayout:
+        """Token order of prefix and suffix."""
+        return PrefixLayout(
+            len(self.cameras), self.vision.tokens, self.prompt_capacity, state_tokens + self.chunk, self.language.head_dim
+        )
+
+
+def default(family: str, cameras: int, chunk: int, steps: int, capacity: int) -> FlowConfig:
+    """The published full size, for random weights: PaliGemma 2B, expert 300M, 224 pixels, 32 dimensions."""
+    names = ("base", "wrist", "left", "right")[:cameras]
+    vision = sizes.VisionSizes(**sizes.SO400M, image_size=224)
+    return _sized(family, vision, "gemma_2b", "gemma_300m", cameras=names, chunk=chunk, steps=steps, capacity=capacity)
+
+
+def _sized(
+    family: str,
+    vision: sizes.VisionSizes,
+    language: str,
+    expert: str,
+    *,
+    cameras: tuple[str, ...],
+    chunk: int,
+    steps: int,
+    capacity: int,
+    dims: tuple[int, int] = (32, 32),
+) -> FlowConfig:
+    plain = sizes.published(language)
+    spoken = sizes.DecoderSizes(**{**plain.__dict__, "vocab_size": sizes.PALIGEMMA_VOCABULARY})
+    return FlowConfig(
+        family, vision, spoken, sizes.published(expert), cameras, chunk, steps, dims[0], dims[1], capacity
+    )
+
+
+def read_lerobot(config: Mapping[str, Any]) -> FlowConfig:
+    """FlowConfig from a LeRobot config.json of type pi0 or pi05."""
+    resolution = _field(config, "image_resolution")
+    if resolution[0] != resolution[1]:
+        raise CheckpointError(f"config.json image_resolution is {resolution}; SigLIP needs square images")
+    vision, language, expert = _architecture(config, int(resolution[0]))
+    return FlowConfig(
+        family=config["type"],
+        vision=vision,
+        language=language,
+        expert=expert,
+        cameras=_cameras(config),
+        chunk=_positive(config, "chunk_size"),
+        steps=_positive(config, "num_inference_steps"),
+        max_state_dim=_positive(config, "max_state_dim"),
+        max_action_dim=_positive(config, "max_action_dim"),
+        prompt_capacity=_positive(config, "tokenizer_max_length"),
+        periods=(float(config.get("min_period", 4e-3)), float(config.get("max_period", 4.0))),
+    )
+
+
+def read_openpi(config: Mapping[str, Any], family: str, horizon: int | None) -> FlowConfig:
+    """FlowConfig of an openpi directory; its config.json may be absent, the horizon then comes from the caller."""
+    chunk = config.get("action_horizon", horizon)
+    if chunk is None:
+        raise CheckpointError(
+            "this openpi checkpoint has no config.json with 'action_horizon' and tensors do not show it; "
+            "pass horizon= (10 for pi05_libero, 15 for pi05_droid, 50 for most others)"
+        )
+    if horizon is not None and int(chunk) != horizon:
+        raise CheckpointError(f"horizon={horizon} was given but config.json says action_horizon={chunk}")
+    dims = int(config.get("action_dim", 32))
+    return _sized(
+        family,
+        sizes.VisionSizes(**sizes.SO400M, image_size=224),
+        config.get("paligemma_variant", "gemma_2b"),
+        config.get("action_expert_variant", "gemma_300m"),
+        cameras=OPENPI_CAMERAS,
+        chunk=int(chunk),
+        steps=10,  # openpi Pi0.sample_actions num_steps default
+        capacity=int(config.get("max_token_len", 200 if family == "pi05" else 48)),  # openpi pi0_config.py
+        dims=(dims, dims),
+    )
+
+
+def _architecture(
+    config: Mapping[str, Any], image_size: int
+) -> tuple[sizes.VisionSizes, sizes.DecoderSizes, sizes.DecoderSizes]:
+    own = config.get("innerloop_architecture")
+    if own is None:
+        full = _sized(
+            config["type"],
+            sizes.VisionSizes(**sizes.SO400M, image_size=image_size),
+            _field(config, "paligemma_variant"),
+            _field(config, "action_expert_variant"),
+            cameras=(),
+            chunk=1,
+            steps=1,
+            capacity=1,
+        )
+        return full.vision, full.language, full.expert
+    if set(own) != {"vision", "language", "expert"}:
+        raise CheckpointError(
+            f"config.json innerloop_architecture has sections {sorted(own)}; expected vision, language and expert"
+        )
+    vision = sizes.from_mapping(
+        sizes.VisionSizes, {**own["vision"], "image_size": image_size}, "innerloop_architecture.vision"
+    )
+    language = sizes.from_mapping(sizes.DecoderSizes, own["language"], "innerloop_architecture.language")
+    expert = sizes.from_mapping(sizes.DecoderSizes, own["expert"], "innerloop_architecture.expert")
+    _check_towers(vision, language, expert)
+    return vision, language, expert
+
+
+def _check_towers(vision: sizes.VisionSizes, language: sizes.DecoderSizes, expert: sizes.DecoderSizes) -> None:
+    for name in ("depth", "heads", "kv_heads", "head_dim"):
+        if getattr(language, name) != getattr(expert, name):
+            raise CheckpointError(
+                f"innerloop_architecture: language.{name} = {getattr(language, name)} but expert.{name} = "
+                f"{getattr(expert, name)}; the two share their attention and must agree"
+            )
+    if vision.hidden_size % vision.heads:
+        raise CheckpointError(
+            f"innerloop_architecture.vision: hidden_size {vision.hidden_size} is not a multiple of heads {vision.heads}"
+        )
+    if language.vocab_size == 0:
+        raise CheckpointError("innerloop_architecture.language: vocab_size is missing")
+
+
+def _cameras(config: Mapping[str, Any]) -> tuple[str, ...]:
+    features = _field(config, "input_features")
+    named = [k for k, f in features.items() if f.get("type") == "VISUAL"]
+    named += [
+        k for i in range(int(config.get("empty_cameras", 0))) if (k := f"{IMAGES}empty_camera_{i}") not in features
+    ]
+    if not named:
+        raise CheckpointError("config.json input_features names no camera (an entry of type VISUAL)")
+    return tuple(name.removeprefix(IMAGES) for name in named)
+
+
+def _field(config: Mapping[str, Any], name: str) -> Any:
+    if config.get(name) is None:
+        raise CheckpointError(f"config.json has no '{name}'; a LeRobot {config.get('type', 'policy')} checkpoint states it")
+    return config[name]
+
+
+def _positive(config: Mapping[str, Any], name: str) -> int:
+    value = _field(config, name)
+    if not isinstance(value, int) or value <= 0:
+        raise CheckpointError(f"config.json {name} is {value!r}; it must be a positive whole number")
+    return value
