@@ -56,7 +56,7 @@ def statistics(recipe: Recipe) -> dict[str, dict[str, torch.Tensor]]:
     result = {}
     for key, width in (("observation.state", recipe.state), ("action", recipe.actions)):
         mean = 0.5 * torch.randn(width, generator=generator)
-        std = 0.1 + torch.rand(width, generator=generator)
+        std = 0.6 + torch.rand(width, generator=generator)
         spans = {"min": -2.5, "max": 2.7, "q01": -2.1, "q99": 2.2, "q10": -1.2, "q90": 1.3}
         result[key] = {"mean": mean, "std": std} | {name: mean + span * std for name, span in spans.items()}
     return result
