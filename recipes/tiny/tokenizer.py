@@ -1,8 +1,8 @@
 """A small tokenizer that treats text as PaliGemma's does: metaspace BPE, byte fallback, single digits, BOS first."""
 
+import importlib
 from pathlib import Path
 
-from sentencepiece import sentencepiece_model_pb2 as proto
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -42,9 +42,15 @@ def train(size: int) -> Tokenizer:
     alphabet = [SPACE, "\n", *(chr(code) for code in range(33, 127))]
     trainer = trainers.BpeTrainer(vocab_size=size - len(fixed), initial_alphabet=alphabet, show_progress=False)
     learner.train_from_iterator(sentences(), trainer)
-    learned = sorted(learner.get_vocab(), key=lambda piece: learner.token_to_id(piece))
+    learned = ranked(learner)
     pieces = [*fixed, *(piece for piece in learned if len(piece) > 1), *(piece for piece in learned if len(piece) == 1)]
     return assemble({piece: index for index, piece in enumerate(pieces)})
+
+
+def ranked(tokenizer: Tokenizer) -> list[str]:
+    """Pieces in the order of their ids."""
+    vocabulary = tokenizer.get_vocab()
+    return sorted(vocabulary, key=vocabulary.__getitem__)
 
 
 def assemble(vocabulary: dict[str, int]) -> Tokenizer:
@@ -75,9 +81,10 @@ def save(tokenizer: Tokenizer, directory: Path) -> None:
 
 def save_sentencepiece(tokenizer: Tokenizer, path: Path) -> None:
     """Writes the same pieces as a SentencePiece model; it gives the same ids with BOS added by the caller."""
+    proto = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     model = proto.ModelProto()
     kinds = proto.ModelProto.SentencePiece
-    for index, piece in enumerate(sorted(tokenizer.get_vocab(), key=lambda piece: tokenizer.token_to_id(piece))):
+    for index, piece in enumerate(ranked(tokenizer)):
         kind = kinds.UNKNOWN if index == 3 else kinds.CONTROL if index < 3 else kinds.NORMAL
         kind = kinds.BYTE if len(SPECIAL) <= index < len(SPECIAL) + 256 else kind
         model.pieces.add(piece=piece, score=0.0 if index < len(SPECIAL) + 256 else -float(index), type=kind)
