@@ -1,0 +1,147 @@
+"""The whole call in seven stages, from the received bytes to actions in robot units."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from innerloop.contract import Chunk, Plan, Role
+from innerloop.measure.distribution import Settled, settle
+
+SEVEN = ("receive", "preprocess", "transfer", "vision", "context", "action", "postprocess")
+DEVICE_STAGES = ("vision", "context", "action")
+HOST_STAGES = tuple(name for name in SEVEN if name not in DEVICE_STAGES)
+
+
+class Wire(Protocol):
+    """How an observation travels."""
+
+    @property
+    def name(self) -> str:
+        """What a record calls it."""
+        ...
+
+    def pack(self, observation: Mapping[str, Any]) -> bytes:
+        """The message a client sends."""
+        ...
+
+    def unpack(self, message: bytes) -> dict[str, Any]:
+        """The observation in a message."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A preprocessed observation: plan inputs as arrays, the capacity chosen, and what `finish` needs again."""
+
+    inputs: dict[str, np.ndarray]
+    capacity: int
+    context: Any
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """One decision on the device: outputs, and milliseconds of the copy in, every stage run, and the copy out."""
+
+    outputs: dict[str, np.ndarray]
+    transfer_ms: float
+    stages_ms: dict[str, float]
+    readback_ms: float
+
+
+class Subject(Protocol):
+    """What is measured: a policy whose call can also be taken apart."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its stages run."""
+        ...
+
+    @property
+    def plans(self) -> Mapping[int, Plan]:
+        """Plans by prompt capacity."""
+        ...
+
+    def infer(self, observation: Mapping[str, Any], noise: np.ndarray) -> Chunk:
+        """The whole call, as users make it."""
+        ...
+
+    def prepare(self, observation: Mapping[str, Any], noise: np.ndarray) -> Prepared:
+        """Its host part before the device."""
+        ...
+
+    def profile(self, prepared: Prepared) -> Profiled:
+        """Its device part, every stage timed."""
+        ...
+
+    def finish(self, profiled: Profiled, prepared: Prepared) -> np.ndarray:
+        """Its host part after the device: actions in robot units."""
+        ...
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Observations with their noise, decided upon in turn, as messages of one wire format."""
+
+    observations: Sequence[Mapping[str, Any]]
+    noises: Sequence[np.ndarray]
+    wire: Wire
+
+
+def clock_calls(subject: Subject, workload: Workload, ticks: int) -> Settled:
+    """Wall-clock milliseconds of whole calls, messages in turn, after warm-up."""
+    messages = [workload.wire.pack(observation) for observation in workload.observations]
+    turn = 0
+
+    def call() -> float:
+        nonlocal turn
+        message, noise = messages[turn % len(messages)], workload.noises[turn % len(workload.noises)]
+        turn += 1
+        start = time.perf_counter_ns()
+        subject.infer(workload.wire.unpack(message), noise)
+        return (time.perf_counter_ns() - start) / 1e6
+
+    return settle(call, ticks)
+
+
+def clock_stages(subject: Subject, workload: Workload, ticks: int) -> dict[str, list[float]]:
+    """Milliseconds of each of the seven stages, in a pass of its own."""
+    messages = [workload.wire.pack(observation) for observation in workload.observations]
+    samples: dict[str, list[float]] = {name: [] for name in SEVEN}
+    for turn in range(ticks):
+        message, noise = messages[turn % len(messages)], workload.noises[turn % len(workload.noises)]
+        for name, value in _call_in_stages(subject, workload.wire, message, noise).items():
+            samples[name].append(value)
+    return samples
+
+
+def seventh(plan: Plan, stage: str) -> str:
+    """Which of the seven a plan's stage belongs to: vision by name, action by noise or output, else context."""
+    found = next(s for s in plan.stages if s.name == stage)
+    if stage.startswith("vision"):
+        return "vision"
+    answers = any(plan.buffers[name].role is Role.OUTPUT for name in found.writes)
+    return "action" if answers or plan.clock(stage) == "step" else "context"
+
+
+def _call_in_stages(subject: Subject, wire: Wire, message: bytes, noise: np.ndarray) -> dict[str, float]:
+    received = time.perf_counter_ns()
+    observation = wire.unpack(message)
+    decoded = time.perf_counter_ns()
+    prepared = subject.prepare(observation, noise)
+    ready = time.perf_counter_ns()
+    profiled = subject.profile(prepared)
+    subject.finish(profiled, prepared)
+    done = time.perf_counter_ns()
+    times = dict.fromkeys(SEVEN, 0.0)
+    times["receive"] = (decoded - received) / 1e6
+    times["preprocess"] = (ready - decoded) / 1e6
+    times["transfer"] = profiled.transfer_ms
+    for stage, value in profiled.stages_ms.items():
+        times[seventh(subject.plans[prepared.capacity], stage)] += value
+    on_device = profiled.transfer_ms + sum(profiled.stages_ms.values())
+    times["postprocess"] = max((done - ready) / 1e6 - on_device, 0.0)
+    return times

@@ -1,0 +1,96 @@
+"""Control-time roofline: is the policy the limit, or the robot?"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from innerloop.contract import InnerloopError
+
+DELAYS_MS = (0.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
+
+
+@dataclass(frozen=True)
+class ControlLoop:
+    """A robot that executes `horizon` actions of every chunk of `chunk`.
+
+    control_hz: actions a second that the robot wants. environment_ms: least time of one environment step (simulator,
+    controller); a step takes the longer of the two. latency_ms: one whole call. delay_ms: network, both ways.
+    """
+
+    chunk: int
+    horizon: int
+    control_hz: float
+    environment_ms: float
+    delay_ms: float
+    latency_ms: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.horizon <= self.chunk:
+            raise InnerloopError(
+                f"executed horizon {self.horizon} is outside 1..{self.chunk}, the chunk; choose one in it"
+            )
+        if self.control_hz <= 0:
+            raise InnerloopError(f"control rate {self.control_hz} Hz is not positive; give the robot's action rate")
+
+    @property
+    def step_ms(self) -> float:
+        """Time of one executed action."""
+        return max(1e3 / self.control_hz, self.environment_ms)
+
+    @property
+    def execution_ms(self) -> float:
+        """Time in which the robot consumes one chunk's executed actions: the latency at which the bound flips."""
+        return self.horizon * self.step_ms
+
+    @property
+    def answer_ms(self) -> float:
+        """From observation to actions at the robot."""
+        return self.latency_ms + self.delay_ms
+
+    @property
+    def bound(self) -> str:
+        """inference when a chunk takes longer to come than to execute, else environment."""
+        return "inference" if self.answer_ms > self.execution_ms else "environment"
+
+    @property
+    def flip_ms(self) -> float:
+        """The call latency above which the loop is inference-bound, after network delay; may be negative."""
+        return self.execution_ms - self.delay_ms
+
+    @property
+    def synchronous_hz(self) -> float:
+        """Actions a second when the robot waits for each chunk."""
+        return 1e3 * self.horizon / (self.execution_ms + self.answer_ms)
+
+    @property
+    def overlapped_hz(self) -> float:
+        """Actions a second when the next chunk is computed while this one executes.
+
+        Actions whose time passed while the chunk was on its way are skipped. Where the rest of the chunk is too short
+        to be worth it, waiting is faster, and the loop waits.
+        """
+        usable = min(self.horizon, self.chunk - self.skipped)
+        if usable < 1:
+            return self.synchronous_hz
+        return max(1e3 * usable / max(usable * self.step_ms, self.answer_ms), self.synchronous_hz)
+
+    @property
+    def skipped(self) -> int:
+        """Actions at a chunk's start that are already past when it arrives in overlapped execution."""
+        return math.ceil(self.answer_ms / self.step_ms - 1e-9)
+
+    @property
+    def oldest_observation_ms(self) -> float:
+        """Age of the observation behind the last executed action of a chunk."""
+        return self.answer_ms + self.execution_ms
+
+
+def sweep(loop: ControlLoop, delays_ms: Sequence[float], horizons: Sequence[int]) -> list[ControlLoop]:
+    """The same loop at every delay and executed horizon."""
+    return [replace(loop, delay_ms=delay, horizon=horizon) for delay in delays_ms for horizon in horizons]
+
+
+def horizons(chunk: int) -> list[int]:
+    """Executed horizons worth a row: powers of two up to the chunk, and the chunk."""
+    powers = [2**power for power in range(chunk.bit_length()) if 2**power < chunk]
+    return [*powers, chunk]

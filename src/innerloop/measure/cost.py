@@ -1,0 +1,138 @@
+"""Flops, bytes and operations of a stage, read off one run of its reference path."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+from innerloop.contract import Plan
+
+_GATHERS = {
+    torch.ops.aten.embedding,
+    torch.ops.aten.gather,
+    torch.ops.aten.index,
+    torch.ops.aten.index_select,
+}
+
+
+_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # torch has no formula for it
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run of a stage must do at least.
+
+    flops: of its matrix products, attention and convolutions. bytes: weights and plan buffers, at every use, read or
+    written; what the stage makes for itself is taken to stay on the chip. unique_bytes: the same, each memory once.
+    operations: aten operators that compute something (views are free).
+    """
+
+    flops: int = 0
+    bytes: int = 0
+    unique_bytes: int = 0
+    operations: int = 0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(
+            self.flops + other.flops,
+            self.bytes + other.bytes,
+            self.unique_bytes + other.unique_bytes,
+            self.operations + other.operations,
+        )
+
+
+class CostRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, adds up the operators that run, on any device, meta included."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._inside: set[int] = set()
+        self._uses: dict[int, int] = {}
+        self._held: list[torch.UntypedStorage] = []  # an id is unique only while its storage lives
+        self._flops = 0
+        self._bytes = 0
+        self._operations = 0
+
+    @property
+    def cost(self) -> Cost:
+        """What has run so far."""
+        return Cost(self._flops, self._bytes, sum(self._uses.values()), self._operations)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func._overloadpacket not in flop_registry:
+            with self:
+                pieces = func.decompose(*args, **kwargs)
+            if pieces is not NotImplemented:
+                return pieces
+        result = func(*args, **kwargs)
+        if not _is_view(func):
+            self._note(func, args, kwargs, result)
+        else:
+            self._adopt(tree_leaves((args, kwargs)), result)
+        return result
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self._operations += 1
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self._flops += int(formula(*args, **kwargs, out_val=result))
+        elif func._overloadpacket is _CPU_ATTENTION:
+            self._flops += int(sdpa_flop_count(*(t.shape for t in args[:3])))  # type: ignore[no-untyped-call]
+        gathered = func._overloadpacket in _GATHERS
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        for tensor in tensors:
+            moved = _distinct_bytes(tensor)
+            self._touch(tensor, min(moved, _distinct_bytes(result)) if gathered else moved)
+        self._adopt(tensors, result)
+
+    def _touch(self, tensor: torch.Tensor, moved: int) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._inside:
+            return
+        if storage._cdata not in self._uses:
+            self._held.append(storage)
+        self._bytes += moved
+        self._uses[storage._cdata] = max(self._uses.get(storage._cdata, 0), moved)
+
+    def _adopt(self, inputs: Sequence[Any], result: Any) -> None:
+        outside = {leaf.untyped_storage()._cdata for leaf in inputs if isinstance(leaf, torch.Tensor)} - self._inside
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()._cdata
+                if storage not in outside and storage not in self._uses:
+                    self._inside.add(storage)
+
+
+def stage_costs(plan: Plan, inputs: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, Cost]:
+    """Cost of every stage of a plan that runs each decision, by name, on private buffers holding `inputs`."""
+    buffers = {b.name: torch.zeros(b.shape, dtype=b.dtype, device=device) for b in plan.buffers.values()}
+    for name, value in inputs.items():
+        buffers[name].copy_(value)
+    costs: dict[str, Cost] = {}
+    with torch.no_grad():
+        for stage in plan.stages:
+            if stage.prepare:
+                stage.run(buffers)
+                continue
+            with CostRecorder() as recorder:
+                stage.run(buffers)
+            costs[stage.name] = recorder.cost
+    return costs
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _distinct_bytes(tensor: torch.Tensor) -> int:
+    sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0 or size == 0]
+    return math.prod(sizes) * tensor.element_size()

@@ -1,0 +1,78 @@
+"""What a list of latencies says, and when it has settled enough to be quoted."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+WINDOW = 50  # decisions in one warm-up window
+AGREEING_WINDOWS = 3
+TOLERANCE = 0.01  # medians this close, relatively, count as equal
+WARMUP_LIMIT = 40  # windows before warm-up is given up and the record says so
+DRIFT_RETRIES = 2
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Milliseconds over `count` samples; jitter is p99 minus p50."""
+
+    p50: float
+    p95: float
+    p99: float
+    max: float
+    jitter: float
+    count: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Distribution":
+        """Percentiles by linear interpolation. Raises ValueError without samples."""
+        if not samples:
+            raise ValueError("a distribution needs at least one sample")
+        p50, p95, p99 = (float(value) for value in np.percentile(samples, (50, 95, 99)))
+        return cls(p50=p50, p95=p95, p99=p99, max=max(samples), jitter=p99 - p50, count=len(samples))
+
+
+@dataclass(frozen=True)
+class Settled:
+    """Samples of the steady state, the decisions thrown away before them, and whether the median was stable."""
+
+    samples: list[float]
+    warmup: int
+    stable: bool
+
+
+def settle(decide: Callable[[], float], ticks: int) -> Settled:
+    """Run `decide` (returns its own milliseconds) until its median is stable, then keep `ticks` samples.
+
+    Warm-up ends when the medians of three windows of fifty agree within 1 %. The kept samples are checked once
+    more: when their quarters disagree the machine was still changing, and they become warm-up too.
+    """
+    window = min(WINDOW, max(ticks // 4, 1))
+    warmup, stable = _warm(decide, window)
+    samples = [decide() for _ in range(ticks)]
+    for _ in range(DRIFT_RETRIES):
+        if not _drifted(samples):
+            return Settled(samples, warmup, stable)
+        warmup += len(samples)
+        samples = [decide() for _ in range(ticks)]
+    return Settled(samples, warmup, stable and not _drifted(samples))
+
+
+def _warm(decide: Callable[[], float], window: int) -> tuple[int, bool]:
+    medians: list[float] = []
+    while len(medians) < WARMUP_LIMIT:
+        medians.append(float(np.median([decide() for _ in range(window)])))
+        if len(medians) >= AGREEING_WINDOWS and _agree(medians[-AGREEING_WINDOWS:]):
+            return window * len(medians), True
+    return window * len(medians), False
+
+
+def _agree(medians: Sequence[float]) -> bool:
+    return max(medians) <= min(medians) * (1 + TOLERANCE)
+
+
+def _drifted(samples: Sequence[float]) -> bool:
+    quarter = math.ceil(len(samples) / 4)
+    medians = [float(np.median(samples[start : start + quarter])) for start in range(0, len(samples), quarter)]
+    return not _agree(medians)

@@ -1,0 +1,312 @@
+"""One flat JSON object per set of figures. A missing, extra or mistyped field is an error."""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from innerloop.contract import InnerloopError
+
+
+class RecordError(InnerloopError):
+    """A benchmark record does not follow its schema."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What every kind of record says about where its figures come from. Subclasses add the figures.
+
+    weights: "random" or a digest. inputs: a digest of observations and noise. commit: ends in "+dirty" when the
+    working tree differed. clocks: MHz, watts and degrees as found right after the run. time: UTC, ISO 8601.
+    """
+
+    policy: str
+    weights: str
+    device: str
+    dtype: str
+    precision: str
+    fingerprint: str
+    inputs: str
+    command: str
+    commit: str
+    time: str
+    versions: dict[str, str]
+    clocks: dict[str, float]
+
+    @property
+    def kind(self) -> str:
+        """The name of the record's schema."""
+        return _kind(type(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, checked."""
+        data = {"kind": self.kind, **dataclasses.asdict(self)}
+        parse(data)
+        return data
+
+    def save(self, path: Path) -> None:
+        """Write indented JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyRecord(Record):
+    """One policy's whole call, in milliseconds. `stages` maps the seven stages to their p50."""
+
+    batch: int
+    views: int
+    frames: str
+    prompt_tokens: int
+    prompt_capacity: int
+    chunk: int
+    steps: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
+    jitter_ms: float
+    quantiles_ms: list[float]
+    ticks: int
+    warmup: int
+    settled: bool
+    launches: int
+    refreshed: list[str]
+    stages: dict[str, float]
+    stages_p95_ms: dict[str, float]
+    stages_p99_ms: dict[str, float]
+    stages_max_ms: dict[str, float]
+    stages_jitter_ms: dict[str, float]
+    stages_launches: dict[str, int]
+    stages_flops: dict[str, int]
+    stages_bytes: dict[str, int]
+    stages_floor_ms: dict[str, float]
+    stages_roof_percent: dict[str, float]
+    stages_bound: dict[str, str]
+    host_ms: float
+    device_ms: float
+    host_share: float
+    unattributed_ms: float
+    ceilings: dict[str, float]
+    agreement: dict[str, dict[str, float]]
+    against: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One step of an optimisation ladder. Agreement is with the ladder's first rung, on normalised actions."""
+
+    name: str
+    p50_ms: float
+    p99_ms: float
+    launches: int
+    saved_ms: float
+    share: float
+    cosine: float
+    max_abs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderRecord(Record):
+    """The same decisions through ever more of the machinery. `share` of a rung is its part of the whole saving."""
+
+    batch: int
+    views: int
+    prompt_tokens: int
+    chunk: int
+    steps: int
+    ticks: int
+    rungs: list[Rung]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRow:
+    """One batch size: milliseconds a call and a sample, decisions a second, p50 of each device stage."""
+
+    batch: int
+    p50_ms: float
+    p99_ms: float
+    per_sample_ms: float
+    decisions_per_s: float
+    stages: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRecord(Record):
+    """Latency and throughput as the batch grows."""
+
+    views: int
+    prompt_tokens: int
+    chunk: int
+    steps: int
+    ticks: int
+    rows: list[BatchRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlRow:
+    """Attained action rates at one network delay and executed horizon."""
+
+    delay_ms: float
+    horizon: int
+    synchronous_hz: float
+    overlapped_hz: float
+    oldest_observation_ms: float
+    bound: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlRecord(Record):
+    """Whether the policy or the robot is the limit. flip_ms: the latency at which that changes."""
+
+    chunk: int
+    horizon: int
+    control_hz: float
+    environment_ms: float
+    delay_ms: float
+    latency_ms: float
+    synchronous_hz: float
+    overlapped_hz: float
+    bound: str
+    flip_ms: float
+    rows: list[ControlRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefreshRow:
+    """What a decision costs when only `changed` inputs are new."""
+
+    changed: list[str]
+    refreshed: list[str]
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefreshRecord(Record):
+    """Latency by what changed since the last decision."""
+
+    ticks: int
+    rows: list[RefreshRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapsulesRecord(Record):
+    """Saving and restoring one session's state, p50 milliseconds, by where the capsule lives."""
+
+    bytes: int
+    ticks: int
+    snapshot_ms: dict[str, float]
+    restore_ms: dict[str, float]
+    identical: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorRow:
+    """One operator at one shape: p50 microseconds here and of each alternative, and the share of its roof."""
+
+    operator: str
+    shape: str
+    us: float
+    against_us: dict[str, float]
+    flops: int
+    bytes: int
+    roof_percent: float
+    bound: str
+    max_abs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorsRecord(Record):
+    """Operators of a policy at its real shapes."""
+
+    ceilings: dict[str, float]
+    rows: list[OperatorRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuccessRecord(Record):
+    """Closed-loop success with its 95 % interval, and everything it depends on."""
+
+    task: str
+    environment: str
+    episodes: int
+    successes: int
+    success: float
+    interval_low: float
+    interval_high: float
+    seeds: list[int]
+    chunk: int
+    horizon: int
+    steps: int
+    environments: int
+
+
+def _kind(schema: type[Record]) -> str:
+    return schema.__name__.removesuffix("Record").lower()
+
+
+SCHEMAS: dict[str, type[Record]] = {_kind(schema): schema for schema in Record.__subclasses__()}
+
+
+def parse(data: dict[str, Any]) -> Record:
+    """A record from plain data. Raises RecordError naming the field that is missing, unknown or of a wrong type."""
+    kind = data.get("kind")
+    if not isinstance(kind, str) or kind not in SCHEMAS:
+        raise RecordError(f"record kind is {kind!r}; set `kind` to one of {', '.join(sorted(SCHEMAS))}")
+    fields = {name: value for name, value in data.items() if name != "kind"}
+    record = _build(SCHEMAS[kind], fields, kind)
+    assert isinstance(record, Record)
+    return record
+
+
+def load(path: Path) -> Record:
+    """Read and check one record file. Raises RecordError."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise RecordError(f"{path} cannot be read as a record: {error}; pass a JSON file written by bench") from error
+    if not isinstance(data, dict):
+        raise RecordError(f"{path} holds a {type(data).__name__}; a record is one JSON object")
+    try:
+        return parse(data)
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from error
+
+
+def _build(schema: type[Any], data: Any, path: str) -> Any:
+    if not isinstance(data, dict):
+        raise RecordError(f"{path} is a {type(data).__name__}; write an object with the fields of {schema.__name__}")
+    hints = typing.get_type_hints(schema)
+    names = [f.name for f in dataclasses.fields(schema)]
+    missing = [name for name in names if name not in data]
+    if missing:
+        raise RecordError(f"{path} lacks the field(s) {', '.join(missing)}; write the record again with bench")
+    extra = [name for name in data if name not in names]
+    if extra:
+        raise RecordError(f"{path} has unknown field(s) {', '.join(extra)}; remove them or add them to the schema")
+    return schema(**{name: _check(data[name], hints[name], f"{path}.{name}") for name in names})
+
+
+def _check(value: Any, hint: Any, path: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin is types.UnionType:
+        plain = [part for part in typing.get_args(hint) if part is not type(None)]
+        return None if value is None else _check(value, plain[0], path)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _build(hint, value, path)
+    if origin is list and isinstance(value, list):
+        (item,) = typing.get_args(hint)
+        return [_check(element, item, f"{path}[{index}]") for index, element in enumerate(value)]
+    if origin is dict and isinstance(value, dict):
+        _, item = typing.get_args(hint)
+        return {str(key): _check(element, item, f"{path}.{key}") for key, element in value.items()}
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+        return value
+    raise RecordError(f"{path} is {value!r}; expected {getattr(hint, '__name__', hint)}")

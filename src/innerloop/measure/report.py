@@ -1,0 +1,232 @@
+"""Markdown tables from records."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from innerloop.contract import InnerloopError
+from innerloop.measure.clock import SEVEN
+from innerloop.measure.record import (
+    BatchRecord,
+    CapsulesRecord,
+    ControlRecord,
+    LadderRecord,
+    LatencyRecord,
+    OperatorsRecord,
+    Record,
+    RefreshRecord,
+    SuccessRecord,
+)
+from innerloop.measure.svg import number
+
+BEGIN, END = "<!-- records: begin -->", "<!-- records: end -->"
+R = TypeVar("R", bound=Record)
+
+
+def of_kind(records: Iterable[Record], schema: type[R]) -> list[R]:
+    """Records of one schema, sorted so that tables come out the same whatever order they were given in."""
+    return sorted((r for r in records if isinstance(r, schema)), key=_order)
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """Every table the records have rows for."""
+    sections: list[tuple[str, type[Record], Callable[[Any], str]]] = [
+        ("Whole call", LatencyRecord, latency_table),
+        ("Stages", LatencyRecord, stage_table),
+        ("Ladder", LadderRecord, ladder_table),
+        ("Batch", BatchRecord, batch_table),
+        ("Control time", ControlRecord, control_table),
+        ("What changed", RefreshRecord, refresh_table),
+        ("Capsules", CapsulesRecord, capsules_table),
+        ("Operators", OperatorsRecord, operators_table),
+        ("Closed-loop success", SuccessRecord, success_table),
+    ]
+    parts = []
+    for title, schema, table in sections:
+        chosen = of_kind(records, schema)
+        if chosen:
+            parts.append(f"## {title}\n\n{table(chosen)}")
+    parts.append(f"## How these were measured\n\n{method_table(records)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def write_between_markers(path: Path, text: str) -> None:
+    """Replace what stands between the two markers of a document. Raises InnerloopError where a marker is missing."""
+    page = path.read_text()
+    if BEGIN not in page or END not in page:
+        raise InnerloopError(f"{path} has no place for tables; add the lines '{BEGIN}' and '{END}'")
+    before, rest = page.split(BEGIN, 1)
+    _, after = rest.split(END, 1)
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+
+
+def latency_table(records: Sequence[LatencyRecord]) -> str:
+    """One row a record: the whole call, its launches, host share, and who it was compared with."""
+    names = list(dict.fromkeys(name for record in records for name in record.against))
+    head = ["policy", "device", "precision", "cameras", "prompt", "chunk", "steps", "batch"]
+    head += ["p50 ms", "p95", "p99", "max", "kernels", "host"]
+    head += [cell for name in names for cell in (f"{name} ms", "times", "cosine")]
+    rows = []
+    for r in records:
+        row = [r.policy, r.device, r.precision, f"{r.views} x {r.frames}", f"{r.prompt_tokens} of {r.prompt_capacity}"]
+        row += [str(r.chunk), str(r.steps), str(r.batch), f"**{r.p50_ms:.2f}**", f"{r.p95_ms:.2f}", f"{r.p99_ms:.2f}"]
+        row += [f"{r.max_ms:.2f}", f"{r.launches:,}", f"{r.host_share:.0%}"]
+        for name in names:
+            row += _against(r, name)
+        rows.append(row)
+    return table(head, rows)
+
+
+def stage_table(records: Sequence[LatencyRecord]) -> str:
+    """Seven rows a record: p50, p99, launches, work, bound, and the share of the measured roof."""
+    head = ["policy", "stage", "p50 ms", "p99", "jitter", "kernels", "GFLOP", "MB", "bound", "floor ms", "of roof"]
+    rows = []
+    for r in records:
+        for name in SEVEN:
+            work = r.stages_bound[name] != "host"
+            row = [_title(r), name, f"{r.stages[name]:.3f}", f"{r.stages_p99_ms[name]:.3f}"]
+            row += [f"{r.stages_jitter_ms[name]:.3f}", f"{r.stages_launches[name]:,}"]
+            row += [number(r.stages_flops[name] / 1e9), number(r.stages_bytes[name] / 1e6), r.stages_bound[name]]
+            row += [f"{r.stages_floor_ms[name]:.3f}", f"{r.stages_roof_percent[name]:.0f} %"] if work else ["", ""]
+            rows.append(row)
+    return table(head, rows)
+
+
+def ladder_table(records: Sequence[LadderRecord]) -> str:
+    """One row a rung."""
+    head = ["policy", "rung", "p50 ms", "p99", "kernels", "saved ms", "share of saving", "cosine", "max abs"]
+    rows = []
+    for r in records:
+        for rung in r.rungs:
+            row = [_title(r), rung.name, f"{rung.p50_ms:.2f}", f"{rung.p99_ms:.2f}", f"{rung.launches:,}"]
+            row += [f"{rung.saved_ms:.2f}", f"{rung.share:.0%}", f"{rung.cosine:.6f}", f"{rung.max_abs:.1e}"]
+            rows.append(row)
+    return table(head, rows)
+
+
+def batch_table(records: Sequence[BatchRecord]) -> str:
+    """One row a batch size."""
+    stages = list(records[0].rows[0].stages)
+    head = ["policy", "batch", "p50 ms", "p99", "ms a sample", "decisions/s", *(f"{name} share" for name in stages)]
+    rows = []
+    for r in records:
+        for one in r.rows:
+            whole = sum(one.stages.values())
+            row = [_title(r), str(one.batch), f"{one.p50_ms:.2f}", f"{one.p99_ms:.2f}", f"{one.per_sample_ms:.2f}"]
+            rows.append([*row, f"{one.decisions_per_s:.1f}", *(f"{one.stages[n] / whole:.0%}" for n in stages)])
+    return table(head, rows)
+
+
+def control_table(records: Sequence[ControlRecord]) -> str:
+    """One row a network delay and horizon."""
+    head = ["policy", "latency ms", "delay ms", "horizon", "waiting, actions/s", "overlapped", "bound", "oldest ms"]
+    rows = []
+    for r in records:
+        for one in r.rows:
+            row = [_title(r), f"{r.latency_ms:.1f}", f"{one.delay_ms:g}", str(one.horizon), f"{one.synchronous_hz:.1f}"]
+            rows.append([*row, f"{one.overlapped_hz:.1f}", one.bound, f"{one.oldest_observation_ms:.0f}"])
+    return table(head, rows)
+
+
+def refresh_table(records: Sequence[RefreshRecord]) -> str:
+    """One row a set of changed inputs."""
+    rows = [
+        [_title(r), ", ".join(o.changed) or "nothing", ", ".join(o.refreshed), f"{o.p50_ms:.2f}", f"{o.p99_ms:.2f}"]
+        for r in records
+        for o in r.rows
+    ]
+    return table(["policy", "changed", "stages run", "p50 ms", "p99"], rows)
+
+
+def capsules_table(records: Sequence[CapsulesRecord]) -> str:
+    """One row a place."""
+    head = ["policy", "to", "MB", "snapshot ms", "restore ms", "actions after"]
+    rows = [
+        [_title(r), place, number(r.bytes / 1e6), f"{ms:.3f}", f"{r.restore_ms[place]:.3f}", _same(r.identical)]
+        for r in records
+        for place, ms in r.snapshot_ms.items()
+    ]
+    return table(head, rows)
+
+
+def operators_table(records: Sequence[OperatorsRecord]) -> str:
+    """One row an operator and shape."""
+    names = list(dict.fromkeys(name for r in records for one in r.rows for name in one.against_us))
+    head = ["operator", "shape", "us", *(f"{name} us" for name in names), "bound", "of roof", "max abs"]
+    rows = []
+    for r in records:
+        for one in r.rows:
+            others = [f"{one.against_us[name]:.1f}" if name in one.against_us else "" for name in names]
+            row = [one.operator, one.shape, f"{one.us:.1f}", *others, one.bound, f"{one.roof_percent:.0f} %"]
+            rows.append([*row, f"{one.max_abs:.1e}"])
+    return table(head, rows)
+
+
+def success_table(records: Sequence[SuccessRecord]) -> str:
+    """One row a task."""
+    head = ["policy", "precision", "task", "success", "95 % interval", "episodes", "executed", "steps", "environments"]
+    rows = [
+        [
+            *(r.policy, r.precision, r.task, f"{r.success:.1%}", f"{r.interval_low:.1%} to {r.interval_high:.1%}"),
+            *(str(r.episodes), f"{r.horizon} of {r.chunk}", str(r.steps), str(r.environments)),
+        ]
+        for r in records
+    ]
+    return table(head, rows)
+
+
+def method_table(records: Sequence[Record]) -> str:
+    """One row a record: what it takes to measure it again."""
+    head = ["record", "device", "clocks", "versions", "weights", "inputs", "warm-up", "commit", "time", "command"]
+    rows = []
+    for r in sorted(records, key=_order):
+        warm = ""
+        if isinstance(r, LatencyRecord):
+            warm = f"{r.warmup}, then {r.ticks}" + ("" if r.settled else " (not settled)")
+        clocks = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in r.clocks.items())
+        kept = {name: version for name, version in r.versions.items() if name not in ("os", "machine")}
+        row = [f"{r.kind}: {_title(r)}", r.device, clocks, ", ".join(f"{n} {v}" for n, v in kept.items()), r.weights]
+        rows.append([*row, r.inputs, warm, _short(r.commit), r.time, f"`{r.command}`"])
+    return table(head, rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; cells that look like numbers are the writer's business."""
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _against(record: LatencyRecord, name: str) -> list[str]:
+    if name not in record.against:
+        return ["", "", ""]
+    ms = record.against[name]
+    cosine = record.agreement.get(name, {}).get("cosine")
+    return [f"{ms:.1f}", f"{ms / record.p50_ms:.1f}x", "" if cosine is None else f"{cosine:.6f}"]
+
+
+def _title(record: Record) -> str:
+    if isinstance(record, LatencyRecord):
+        size = f" x{record.batch}" if record.batch > 1 else ""
+        return (
+            f"{record.policy} {record.precision}, {record.views} cam, {record.prompt_tokens} tok, {record.chunk}{size}"
+        )
+    if isinstance(record, LadderRecord | BatchRecord):
+        return f"{record.policy} {record.precision}, {record.views} cam, {record.prompt_tokens} tok, {record.chunk}"
+    return f"{record.policy} {record.precision}"
+
+
+def _same(identical: bool) -> str:
+    return "identical" if identical else "differ"
+
+
+def _short(commit: str) -> str:
+    head, plus, dirty = commit.partition("+")
+    return head if " " in head else head[:10] + plus + dirty
+
+
+def _order(record: Record) -> tuple[Any, ...]:
+    sizes: tuple[int, ...] = ()
+    if isinstance(record, LatencyRecord):
+        sizes = (record.batch, record.views, record.prompt_tokens, record.chunk)
+    return (record.kind, record.device, record.policy, record.precision, sizes, record.time)
