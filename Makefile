@@ -1,6 +1,6 @@
 # Every target makes its own environment when there is none. PYTHON and PEERS_PYTHON choose the interpreters.
 PYTHON ?= python3
-PEERS_PYTHON ?= python3.12
+PEERS_PYTHON ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12.*/bin/python3.12; do "$$p" -c '' 2>/dev/null && echo "$$p" && break; done)
 VENV := .venv
 PEERS := .venv-peers
 export OMP_NUM_THREADS ?= 2

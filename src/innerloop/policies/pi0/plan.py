@@ -58,7 +58,7 @@ def _state_stage(model: Pi0, row: int) -> Stage:
         b["state_values"].copy_(values[:, :, row : row + 1])
 
     reads = ("state", "keys", "values", "key_valid", "rotary_cos", "rotary_sin")
-    return Stage("state", run, reads, ("state_keys", "state_values", "state_cache_keys", "state_cache_values"))
+    return Stage("proprioception", run, reads, ("state_keys", "state_values", "state_cache_keys", "state_cache_values"))
 
 
 def _action_stage(model: Pi0, row: int) -> Stage:

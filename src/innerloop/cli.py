@@ -1,0 +1,193 @@
+"""Command line: parse, call, print."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from innerloop import __version__
+from innerloop.contract import InnerloopError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Run robot policies as fast as the GPU allows, and prove that the actions are right.",
+)
+out, err = Console(), Console(stderr=True)
+
+CheckpointPath = Annotated[Path, typer.Argument(metavar="CKPT", help="checkpoint directory (LeRobot or openpi)")]
+Device = Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; default: a GPU if there is one")]
+Precision = Annotated[str | None, typer.Option(help="bf16 or fp32; default: bf16 on a GPU, fp32 on a CPU")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
+TokenizerPath = Annotated[Path | None, typer.Option(help="tokenizer.json or SentencePiece .model, if the checkpoint has none")]
+Assets = Annotated[str | None, typer.Option(help="which statistics set, where an openpi checkpoint has several")]
+Adapter = Annotated[Path | None, typer.Option(help="PEFT LoRA directory to merge at load")]
+Horizon = Annotated[int | None, typer.Option(help="action horizon, for openpi directories that do not state it")]
+Rename = Annotated[list[str] | None, typer.Option(metavar="ROBOT=CKPT", help="camera rename; repeatable")]
+
+
+def main() -> None:
+    """Entry point: an error of ours is one line on stderr and exit status 1, without a traceback."""
+    try:
+        app()
+    except InnerloopError as error:
+        err.print(f"[bold red]{type(error).__name__}[/]: ", end="")
+        err.print(str(error), markup=False, highlight=False)
+        sys.exit(1)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    out.print(__version__, highlight=False)
+
+
+@app.command()
+def run(
+    checkpoint: CheckpointPath,
+    image: Annotated[list[str], typer.Option(metavar="CAMERA=FILE", help="a camera's frame; repeat for each camera")],
+    state: Annotated[str, typer.Option(help="robot state: numbers separated by commas, or a .npy file")],
+    prompt: Annotated[str, typer.Option(help="the task in words")],
+    seed: Annotated[int | None, typer.Option(help="seed of the solver's noise")] = None,
+    noise: Annotated[Path | None, typer.Option(help=".npy file with the solver's noise, float [horizon, dims]")] = None,
+    device: Device = None,
+    precision: Precision = None,
+    tokenizer: TokenizerPath = None,
+    assets: Assets = None,
+    adapter: Adapter = None,
+    horizon: Horizon = None,
+    rename: Rename = None,
+    as_json: Json = False,
+) -> None:
+    """One decision from image files, a state and a prompt."""
+    from innerloop.measure import decision
+
+    observation = {
+        "images": {name: _picture(Path(path)) for name, path in (_pair(item, "--image") for item in image)},
+        "state": _numbers(state),
+        "prompt": prompt,
+    }
+    policy = _load(
+        checkpoint,
+        device=device,
+        precision=precision,
+        tokenizer=tokenizer,
+        assets=assets,
+        adapter=adapter,
+        horizon=horizon,
+        rename=dict(_pair(item, "--rename") for item in rename or ()),
+    )
+    chunk = policy.infer(observation, seed=seed, noise=None if noise is None else np.load(noise, allow_pickle=False))
+    if as_json:
+        print(json.dumps(decision.as_json(chunk)))
+    else:
+        out.print(decision.tables(chunk))
+    policy.close()
+
+
+@app.command()
+def inspect(
+    checkpoint: CheckpointPath,
+    as_json: Json = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="write the plan as a picture")] = None,
+    precision: Precision = None,
+    horizon: Horizon = None,
+    assets: Assets = None,
+) -> None:
+    """The plan: stages, clocks, buffers, bytes. Reads headers only, allocates nothing."""
+    from innerloop import engine
+    from innerloop.measure import plan_text
+
+    sketch = engine.sketch(checkpoint, precision=precision, horizon=horizon, assets=assets)
+    if as_json:
+        print(json.dumps({"details": sketch.details, "plans": sketch.manifests}))
+        return
+    if html is not None:
+        html.write_text(plan_text.page(sketch.manifests[-1], sketch.details))
+        out.print(f"wrote {html}")
+        return
+    out.print(plan_text.tables(sketch.manifests[-1]))
+    for key, value in sketch.details.items():
+        out.print(f"[bold]{key}[/]  {value}", highlight=False)
+    out.print(str(sketch.memory), highlight=False)
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Check this machine: GPU, builds, attention paths, extras; each finding with its remedy."""
+    from innerloop.measure import doctor as checks
+
+    findings = checks.examine()
+    if as_json:
+        print(json.dumps(checks.as_json(findings)))
+    else:
+        marks = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]bad [/]"}
+        for f in findings:
+            out.print(f"{marks[f.state]} {f.check}: {f.found}" + (f" - {f.remedy}" if f.remedy else ""), highlight=False)
+    if any(f.state == "bad" for f in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="where the page goes")] = Path("demo-output"),
+    device: Device = None,
+    precision: Precision = None,
+) -> None:
+    """Run the shipped tiny checkpoint on the shipped camera frames: actions, stage table, receipt, a page to look at."""
+    from innerloop import demo as demonstration
+
+    demonstration.main(output, device, precision, out)
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Any]:
+    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda _what, done, total: bar.update(task, completed=done, total=total)
+
+
+def _load(checkpoint: Path, **options: Any) -> Any:
+    from innerloop import engine
+
+    with _progress(f"loading {checkpoint.name}") as progress:
+        policy = engine.load(checkpoint, progress=progress, **options)
+    err.print(f"{policy.account}", highlight=False)
+    return policy
+
+
+def _pair(item: str, option: str) -> tuple[str, str]:
+    name, equals, value = item.partition("=")
+    if not equals or not name or not value:
+        raise typer.BadParameter(f"{option} takes NAME=VALUE, got '{item}'")
+    return name, value
+
+
+def _picture(path: Path) -> np.ndarray:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as picture:
+            return np.asarray(picture.convert("RGB"))
+    except (FileNotFoundError, UnidentifiedImageError, IsADirectoryError) as error:
+        raise typer.BadParameter(f"cannot read the image {path}: {error}") from error
+
+
+def _numbers(text: str) -> np.ndarray:
+    if text.endswith(".npy"):
+        return np.load(text, allow_pickle=False)
+    try:
+        return np.array([float(x) for x in text.split(",")], dtype=np.float32)
+    except ValueError as error:
+        raise typer.BadParameter(f"--state takes numbers separated by commas or a .npy file, got '{text}'") from error
+
+
+__all__ = ["app", "main"]

@@ -1,0 +1,409 @@
+"""Checkpoint -> policy -> plan -> session: the only file that knows every room."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from innerloop import __version__
+from innerloop.blocks import flow_config
+from innerloop.blocks.expert import ActionExpert
+from innerloop.blocks.flow_config import FlowConfig
+from innerloop.contract import (
+    CheckpointError,
+    Chunk,
+    NonFiniteError,
+    ObservationError,
+    Plan,
+    PrecisionError,
+    Receipt,
+    Role,
+)
+from innerloop.kernels import Kernels, skinny
+from innerloop.policies import FAMILIES, Family, detect
+from innerloop.process.pipeline import Processor, flow_processor
+from innerloop.runtime.machine import Machine
+from innerloop.weights import (
+    Account,
+    Checkpoint,
+    MemoryPlan,
+    TensorSource,
+    digest_json,
+    fingerprint,
+    free_memory,
+    load_weights,
+    open_checkpoint,
+    processors_digest,
+    statistics_digest,
+)
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Progress = Callable[[str, int, int], None]  # what, done, total
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where and how a model runs."""
+
+    device: torch.device
+    precision: str
+    batch: int = 1
+    kernels: Kernels = "fused"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights and activations; norms, heads and the solver stay float32."""
+        return DTYPES[self.precision]
+
+
+@dataclass
+class LoadedPolicy:
+    """A checkpoint ready to decide. Satisfies contract.Policy; safe to call from any thread."""
+
+    family: Family
+    config: FlowConfig
+    placement: Placement
+    model: nn.Module
+    processor: Processor
+    runtime: Machine
+    account: Account | None
+    memory: MemoryPlan
+    fingerprint: str
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of each part of loading
+
+    @property
+    def plans(self) -> Mapping[int, Plan]:
+        """Prompt capacity -> plan, over the same buffers."""
+        return self.runtime.plans
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a client must know: plain data."""
+        return {
+            "policy": self.family.name,
+            "fingerprint": self.fingerprint,
+            "precision": self.placement.precision,
+            "device": str(self.placement.device),
+            "kernels": self.kernels,
+            "cameras": list(self.config.cameras),
+            "horizon": self.config.chunk,
+            "steps": self.config.steps,
+            "prompt_capacities": list(self.plans),
+            "batch": self.placement.batch,
+            "engine": __version__,
+            "memory": self.memory.by_role(),
+            **self.processor.describe(),
+        }
+
+    @property
+    def kernels(self) -> str:
+        """What really runs: `reference` on a CPU, else the kernel level, and whether the expert's few-row kernels do."""
+        if self.placement.device.type == "cpu":
+            return "reference"
+        rows = self.placement.batch * self.config.chunk
+        few = self.placement.kernels == "fused" and skinny.supported(self.placement.device, self.placement.dtype, rows)
+        return f"{self.placement.kernels}{'+skinny' if few else ''}"
+
+    def infer(
+        self,
+        observation: Mapping[str, Any],
+        *,
+        noise: np.ndarray | None = None,
+        seed: int | None = None,
+        session: str = "default",
+    ) -> Chunk:
+        """One decision from {"images": {camera: uint8 HWC}, "state": float [n], "prompt": str}.
+
+        noise float32 [horizon, max_action_dim] pins the solver's start; seed draws it from torch's CPU generator
+        (LeRobot on a CPU draws the same); neither draws fresh noise. Raises ObservationError and NonFiniteError.
+        """
+        started = time.perf_counter()
+        prepared = self.processor.prepare(observation)
+        tokens = int(prepared.inputs["prompt_length"][0])
+        capacity = self.capacity(tokens)
+        inputs = {**prepared.inputs, "noise": self.noise(noise, seed)}
+        processed = time.perf_counter()
+        decision = self.runtime.decide(session, inputs, capacity)
+        decided = time.perf_counter()
+        normalized = decision.outputs["actions"]
+        if not np.isfinite(normalized).all():
+            step, dim = np.argwhere(~np.isfinite(normalized))[0]
+            raise NonFiniteError(
+                f"the model's action at step {step}, dimension {dim} is not finite; no action is returned. "
+                "Check the checkpoint (innerloop parity) and the precision"
+            )
+        actions = self.processor.finish(normalized, prepared.context)
+        ended = time.perf_counter()
+        timing = {
+            "preprocess": 1e3 * (processed - started),
+            "decide": 1e3 * (decided - processed),
+            **decision.timing,
+            "postprocess": 1e3 * (ended - decided),
+            "total": 1e3 * (ended - started),
+        }
+        return Chunk(actions, normalized, timing, self._receipt(decision.stages, capacity, tokens, seed))
+
+    def capacity(self, tokens: int) -> int:
+        """The smallest captured prompt capacity that holds `tokens`."""
+        for capacity in sorted(self.plans):
+            if tokens <= capacity:
+                return capacity
+        raise ObservationError(
+            f"the prompt has {tokens} tokens; this checkpoint holds {max(self.plans)}. Shorten the prompt"
+        )
+
+    def noise(self, noise: np.ndarray | None, seed: int | None) -> np.ndarray:
+        """float32 [horizon, max_action_dim], given, seeded or fresh. Raises ObservationError on a wrong shape."""
+        shape = (self.config.chunk, self.config.max_action_dim)
+        if noise is None:
+            generator = torch.Generator()
+            if seed is None:
+                generator.seed()
+            else:
+                generator.manual_seed(seed)
+            return torch.randn(shape, generator=generator).numpy()
+        if seed is not None:
+            raise ObservationError("both noise and seed were given; give one")
+        given = np.asarray(noise)
+        if given.shape != shape or not np.issubdtype(given.dtype, np.floating):
+            raise ObservationError(f"noise is {given.dtype} {list(given.shape)}; it must be float {list(shape)}")
+        if not np.isfinite(given).all():
+            raise ObservationError("noise holds NaN or infinity")
+        return given.astype(np.float32)
+
+    def session(self, name: str) -> Any:
+        """The state of one robot or episode: snapshot, restore, fork, reset."""
+        return self.runtime.session(name)
+
+    def reset(self, session: str = "default") -> None:
+        """Forget a session's episode."""
+        self.runtime.session(session).reset()
+
+    def close(self) -> None:
+        """Stop the device thread and free graphs and buffers."""
+        self.runtime.close()
+
+    def _receipt(self, stages: tuple[str, ...], capacity: int, tokens: int, seed: int | None) -> Receipt:
+        return Receipt(
+            fingerprint=self.fingerprint,
+            policy=self.family.name,
+            precision=self.placement.precision,
+            device=str(self.placement.device),
+            kernels=self.kernels,
+            stages=stages,
+            capacity=capacity,
+            prompt_tokens=tokens,
+            seed=seed,
+            weights_version=self.runtime.weights_version,
+        )
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    precision: str | None = None,
+    horizon: int | None = None,
+    rename: Mapping[str, str] | None = None,
+    tokenizer: str | Path | None = None,
+    assets: str | None = None,
+    adapter: str | Path | None = None,
+    memory_cap: int | None = None,
+    batch: int = 1,
+    kernels: Kernels = "fused",
+    progress: Progress | None = None,
+) -> LoadedPolicy:
+    """A checkpoint directory (LeRobot, openpi PyTorch or Orbax) -> a policy that is ready.
+
+    precision: fp32 or bf16 (default bf16 on CUDA, fp32 elsewhere). horizon: only where an openpi directory does not
+    state it. rename: robot camera name -> checkpoint camera name. assets: which statistics, where there are several.
+    memory_cap: bytes. Raises CheckpointError, MemoryPlanError or PrecisionError before weights are read where it can.
+    """
+    started = time.perf_counter()
+    placement = place(device, precision, batch, kernels)
+    checkpoint = open_checkpoint(Path(path), assets=assets, adapter=Path(adapter) if adapter else None)
+    family = detect(checkpoint)
+    config = family.config(checkpoint, horizon)
+    processor = flow_processor(
+        config.family,
+        checkpoint.config,
+        checkpoint.preprocessor,
+        checkpoint.postprocessor,
+        checkpoint.statistics,
+        tokenizer=Path(tokenizer) if tokenizer else checkpoint.tokenizer,
+        cameras=config.cameras,
+        capacity=config.prompt_capacity,
+        dims=(config.max_state_dim, config.max_action_dim),
+        chunk=config.chunk,
+        rename=rename,
+    )
+    identity = {
+        "statistics": statistics_digest(checkpoint.statistics),
+        "processors": processors_digest(checkpoint.preprocessor, checkpoint.postprocessor),
+    }
+    opened = time.perf_counter()
+    policy = assemble(family, config, placement, processor, checkpoint.tensors, identity, memory_cap, progress)
+    policy.seconds = {"open": opened - started, **policy.seconds}
+    return policy
+
+
+def random_policy(
+    family: str,
+    *,
+    cameras: int = 2,
+    chunk: int = 10,
+    steps: int = 10,
+    device: str | None = None,
+    precision: str | None = None,
+    batch: int = 1,
+    kernels: Kernels = "fused",
+    seed: int = 0,
+) -> LoadedPolicy:
+    """The published full size with random weights, for speed: no files, no tokenizer, synthetic statistics."""
+    if family not in FAMILIES:
+        raise CheckpointError(f"no family '{family}'; there are {sorted(FAMILIES)}")
+    kind = FAMILIES[family]
+    config = flow_config.default(family, cameras, chunk, steps, kind.prompt_capacity)
+    placement = place(device, precision, batch, kernels)
+    processor = Processor.synthetic(
+        config.family,
+        cameras=config.cameras,
+        capacity=config.prompt_capacity,
+        dims=(config.max_state_dim, config.max_action_dim),
+        vocabulary=config.language.vocab_size,
+    )
+    return assemble(kind, config, placement, processor, RandomWeights(seed), {"statistics": "", "processors": ""})
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """Weights drawn on the device: normal with standard deviation 1/sqrt(fan in), 0.1 for vectors."""
+
+    seed: int
+
+    def fill(self, parameters: Mapping[str, torch.Tensor]) -> str:
+        """Fill in place; returns a digest that names the draw."""
+        for index, (_, parameter) in enumerate(sorted(parameters.items())):
+            generator = torch.Generator(parameter.device).manual_seed(self.seed * 100_003 + index)
+            deviation = 0.1 if parameter.dim() < 2 else parameter.shape[1] ** -0.5
+            parameter.normal_(0.0, deviation, generator=generator)
+        return digest_json({"random": self.seed, "device": next(iter(parameters.values())).device.type})
+
+
+def place(device: str | None, precision: str | None, batch: int, kernels: Kernels) -> Placement:
+    """Resolve defaults and refuse what cannot be met. Raises PrecisionError."""
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise PrecisionError("device 'cuda' was asked for, but torch sees no CUDA device; run innerloop doctor")
+    wanted = precision or ("bf16" if where.type == "cuda" else "fp32")
+    if wanted == "fp16":
+        raise PrecisionError(
+            "fp16 is refused: these policies are trained in bf16, whose range fp16 does not have "
+            "(activations overflow and actions come out wrong). Ask for bf16 or fp32"
+        )
+    if wanted not in DTYPES:
+        raise PrecisionError(f"precision '{wanted}' does not exist; there are {sorted(DTYPES)}")
+    return Placement(where, wanted, batch, kernels)
+
+
+def assemble(
+    family: Family,
+    config: FlowConfig,
+    placement: Placement,
+    processor: Processor,
+    source: TensorSource | RandomWeights,
+    identity: Mapping[str, str],
+    memory_cap: int | None = None,
+    progress: Progress | None = None,
+) -> LoadedPolicy:
+    """Memory plan, allocation, weights, plans, captured runtime; in this order."""
+    clock = [time.perf_counter()]
+    with torch.device("meta"):
+        model = family.model(config)
+    dtypes = _dtypes(model, family, placement.dtype)
+    sketch = family.plans(model, placement.batch, placement.dtype, "")
+    memory = _memory_plan(model, dtypes, next(iter(sketch.values())))
+    memory.check(memory_cap, free_memory(placement.device))
+    parameters = _allocate(model, dtypes, placement.device)
+    clock.append(time.perf_counter())
+    account, digest = _fill(parameters, source, family, config, progress)
+    _pack(model, placement, config)
+    clock.append(time.perf_counter())
+    manifest = next(iter(sketch.values())).manifest()
+    mark = fingerprint(
+        weights=digest,
+        **identity,
+        adapter=None,
+        precision=placement.precision,
+        plan=manifest,
+        kernels={"innerloop": __version__},
+    )
+    plans = family.plans(model, placement.batch, placement.dtype, mark)
+    runtime = Machine(plans, placement.device, kernels=placement.kernels)
+    clock.append(time.perf_counter())
+    parts = dict(zip(("allocate", "weights", "capture"), np.diff(clock).tolist(), strict=True))
+    return LoadedPolicy(family, config, placement, model, processor, runtime, account, memory, mark, parts)
+
+
+def _dtypes(model: nn.Module, family: Family, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    def kept(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in family.float32)
+
+    return {name: torch.float32 if kept(name) else dtype for name, _ in model.named_parameters()}
+
+
+def _memory_plan(model: nn.Module, dtypes: Mapping[str, torch.dtype], plan: Plan) -> MemoryPlan:
+    weights = [(n, p.numel() * dtypes[n].itemsize, "weights") for n, p in model.named_parameters()]
+    buffers = [(b.name, b.bytes, b.role.value) for role in Role for b in plan.by_role(role)]
+    return MemoryPlan.of([*weights, *buffers])
+
+
+def _allocate(
+    model: nn.Module, dtypes: Mapping[str, torch.dtype], device: torch.device
+) -> dict[str, torch.Tensor]:
+    real: dict[str, torch.Tensor] = {}
+    for name, parameter in list(model.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        empty = torch.empty(parameter.shape, dtype=dtypes[name], device=device)
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(empty, requires_grad=False))
+        real[name] = empty
+    return real
+
+
+def _fill(
+    parameters: Mapping[str, torch.Tensor],
+    source: TensorSource | RandomWeights,
+    family: Family,
+    config: FlowConfig,
+    progress: Progress | None,
+) -> tuple[Account | None, str]:
+    if isinstance(source, RandomWeights):
+        return None, source.fill(parameters)
+    report = None if progress is None else lambda done, total: progress("weights", done, total)
+    account = load_weights(parameters, source, family.name_table(config), progress=report)
+    return account, account.digest
+
+
+def _pack(model: nn.Module, placement: Placement, config: FlowConfig) -> None:
+    """Lay the expert's products out as the few-row kernels read them, where those run."""
+    rows = placement.batch * config.chunk
+    if placement.kernels != "fused" or not skinny.supported(placement.device, placement.dtype, rows):
+        return
+    for module in model.modules():
+        if isinstance(module, ActionExpert):
+            for layer in module.layers:
+                for name, parameter in list(layer.named_parameters()):
+                    packed = skinny.pack(parameter.data)
+                    delattr(layer, name)
+                    setattr(layer, name, packed)
+
+
+def checkpoint_of(path: str | Path) -> Checkpoint:
+    """Headers and json of a checkpoint directory, for inspection without weights."""
+    return open_checkpoint(Path(path))
