@@ -171,6 +171,30 @@ class LeRobotPolicy:
         """Actions in robot units, float32 [chunk, action_dim], from a raw observation; the whole official call."""
         return _numpy(self._after(self._predict(self._batch(observation), noise))[0])
 
+    def guided(
+        self,
+        observation: Mapping[str, Any],
+        noise: np.ndarray,
+        previous: np.ndarray,
+        *,
+        delay: int,
+        horizon: int = 10,
+        schedule: str = "LINEAR",
+    ) -> np.ndarray:
+        """Normalised actions [chunk, action_dim] under LeRobot's real-time chunking (its guidance of each solver step).
+
+        previous float32 [n, action_dim]: normalised actions not yet executed; delay: steps that pass meanwhile.
+        """
+        settings = {"prefix_attention_schedule": require("lerobot.configs").RTCAttentionSchedule[schedule]}
+        rtc = require("lerobot.policies.rtc.configuration_rtc").RTCConfig(execution_horizon=horizon, **settings)
+        left = torch.from_numpy(np.array(previous, dtype=np.float32)).to(self.config.device)
+        with mock.patch.object(self.config, "rtc_config", rtc):
+            self.policy.init_rtc_processor()
+            guidance = {"inference_delay": delay, "prev_chunk_left_over": left}
+            actions = self._predict(self._batch(observation), noise, **guidance)[0]
+        self.policy.init_rtc_processor()
+        return _numpy(actions)
+
     def trace(self, observation: Mapping[str, Any], noise: np.ndarray) -> dict[str, np.ndarray]:
         """Every stage's result in order, for one observation, without a batch dimension, floats as float32.
 
@@ -215,9 +239,10 @@ class LeRobotPolicy:
         batch: dict[str, Any] = self._before(prepare(raw, torch.device(self.config.device), observation["prompt"]))
         return batch
 
-    def _predict(self, batch: dict[str, Any], noise: np.ndarray) -> torch.Tensor:
+    def _predict(self, batch: dict[str, Any], noise: np.ndarray, **guidance: Any) -> torch.Tensor:
         start = torch.from_numpy(np.array(noise, dtype=np.float32)).to(self.config.device)
-        actions: torch.Tensor = self.policy.predict_action_chunk(batch, noise=start.reshape(1, *start.shape[-2:]))
+        start = start.reshape(1, *start.shape[-2:])
+        actions: torch.Tensor = self.policy.predict_action_chunk(batch, noise=start, **guidance)
         return actions
 
     def _order(self, batch: Mapping[str, Any]) -> list[int]:

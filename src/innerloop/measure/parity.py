@@ -1,0 +1,270 @@
+"""Ours against the official implementation, stage by stage with pinned noise: which differs first, by how much."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+from unittest import mock
+
+import numpy as np
+import torch
+
+from innerloop.contract import InnerloopError
+from innerloop.engine import LoadedPolicy
+from innerloop.kernels import use_kernels
+from innerloop.kernels.image import frames_to_patches
+from innerloop.runtime.arena import Arena
+from innerloop.runtime.interpret import Interpreter
+
+Trace = dict[str, np.ndarray]  # stage -> values without a batch dimension, in the order they are computed
+
+
+class Official(Protocol):
+    """An official implementation that can be read stage by stage; see measure/against."""
+
+    def trace(self, observation: Mapping[str, Any], noise: np.ndarray) -> Trace:
+        """Every stage's result, as measure.against.lerobot.LeRobotPolicy.trace describes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What counts as equal: max_abs is relative to the largest official value where `relative`; cosine is a minimum."""
+
+    max_abs: float
+    relative: bool = False
+    cosine: float = -1.0
+
+
+EXACT = Limit(0.0)
+_LIMITS: dict[str, dict[str, Limit]] = {
+    "fp32": {
+        "images": Limit(1e-6),
+        "state": Limit(1e-6),
+        "normalized": Limit(1e-4),
+        "actions": Limit(1e-4, relative=True),
+        "": Limit(1e-4, relative=True),
+    },
+    # bf16 keeps 8 bits: towers are held by direction, actions by direction and size.
+    "bf16": {
+        "images": Limit(1e-2),
+        "state": Limit(1e-6),
+        "normalized": Limit(0.05, relative=True, cosine=0.999),
+        "actions": Limit(0.05, relative=True, cosine=0.999),
+        "": Limit(float("inf"), cosine=0.999),
+    },
+}
+
+
+@dataclass(frozen=True)
+class StageParity:
+    """One stage's comparison; `worst` is the index of the largest difference, `ours` and `official` its two values."""
+
+    stage: str
+    equal: bool
+    max_abs: float
+    limit: float
+    cosine: float
+    worst: tuple[int, ...]
+    ours: float
+    official: float
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """All stages in order. A stage after the first that differs inherits its difference."""
+
+    precision: str
+    stages: tuple[StageParity, ...]
+
+    @property
+    def first(self) -> StageParity | None:
+        """The first stage that differs."""
+        return next((stage for stage in self.stages if not stage.equal), None)
+
+    @property
+    def passed(self) -> bool:
+        """No stage differs."""
+        return self.first is None
+
+    def stage(self, name: str) -> StageParity:
+        """One stage by name."""
+        return next(stage for stage in self.stages if stage.stage == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "precision": self.precision,
+            "passed": self.passed,
+            "first": self.first.stage if self.first else None,
+            "stages": [asdict(stage) for stage in self.stages],
+        }
+
+    def text(self) -> str:
+        """A table for people, and the verdict."""
+        rows = [f"{'stage':<14} {'max abs':>10} {'limit':>10} {'cosine':>10}  worst element (ours, official)"]
+        for s in self.stages:
+            mark = "" if s.equal else "  <- differs"
+            where = f"{list(s.worst)} ({s.ours:.6g}, {s.official:.6g})"
+            rows.append(f"{s.stage:<14} {s.max_abs:>10.3g} {s.limit:>10.3g} {s.cosine:>10.7f}  {where}{mark}")
+        if self.first is None:
+            return "\n".join([*rows, f"Every stage agrees ({self.precision})."])
+        first = self.first
+        rows.append(
+            f"The first stage that differs is {first.stage}: by {first.max_abs:.3g} at {list(first.worst)}, "
+            f"where {first.limit:.3g} is allowed ({self.precision})."
+        )
+        return "\n".join(rows)
+
+
+def compare(
+    policy: LoadedPolicy, official: Official, observation: Mapping[str, Any], noise: np.ndarray
+) -> ParityReport:
+    """Runs both sides on one observation and noise float32 [horizon, max_action_dim], and compares stage by stage.
+
+    Absent cameras and padded prompt rows are left out: neither side reads them.
+    """
+    precision = policy.placement.precision
+    theirs = official.trace(observation, noise)
+    ours = intermediates(policy, observation, noise)
+    theirs, ours = _by_layer(theirs), _by_layer(ours)
+    used = _Used(theirs["camera_mask"].astype(bool), theirs["token_mask"].astype(bool), theirs["vision"].shape[1])
+    stages = [
+        compare_stage(name, used.of(name, ours[name]), used.of(name, theirs[name]), precision)
+        for name in theirs
+        if name in ours
+    ]
+    return ParityReport(precision, tuple(stages))
+
+
+def compare_stage(name: str, ours: np.ndarray, official: np.ndarray, precision: str) -> StageParity:
+    """One stage; integers and booleans must be equal, floats within the precision's limit. Raises on unequal shapes."""
+    if ours.shape != official.shape:
+        raise InnerloopError(f"stage {name}: ours has shape {ours.shape}, the official one {official.shape}")
+    limits = _LIMITS[precision]
+    exact = official.dtype.kind in "iub"
+    limit = EXACT if exact else limits.get(name, limits[""])
+    a, b = ours.astype(np.float64), official.astype(np.float64)
+    difference = np.abs(a - b)
+    difference[~np.isfinite(difference)] = np.inf
+    worst = tuple(int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))
+    scale = max(1.0, float(np.abs(b).max())) if limit.relative else 1.0
+    cosine = _cosine(a, b)
+    equal = bool(difference[worst] <= limit.max_abs * scale and (exact or cosine >= limit.cosine))
+    return StageParity(
+        name, equal, float(difference[worst]), limit.max_abs * scale, cosine, worst, float(a[worst]), float(b[worst])
+    )
+
+
+def intermediates(policy: LoadedPolicy, observation: Mapping[str, Any], noise: np.ndarray) -> Trace:
+    """Our side of a comparison: the policy's own plan, run by the interpreter, read buffer by buffer.
+
+    Names and shapes are those of measure.against.lerobot.LeRobotPolicy.trace.
+    """
+    if policy.placement.batch != 1:
+        raise InnerloopError(f"parity compares one robot; load the policy with batch=1, not {policy.placement.batch}")
+    prepared = policy.processor.prepare(observation)
+    length = int(prepared.inputs["prompt_length"][0])
+    plan = policy.plans[policy.capacity(length)]
+    interpreter = Interpreter(plan, Arena(plan, policy.placement.device), check=False)
+    for name, value in {**prepared.inputs, "noise": policy.processor.noise(noise)}.items():
+        interpreter.write(name, value)
+    with use_kernels(policy.placement.kernels), _Steps(policy.model) as steps:
+        interpreter.run(plan, skip=False)
+        pictures = _pictures(policy, interpreter)
+    config = policy.config
+    prefix = len(config.cameras) * config.vision.tokens + config.prompt_capacity
+    normalized = _numpy(interpreter.read("actions"))[0]
+    state = prepared.context.normalized_state
+    vision = _numpy(interpreter.read("image_tokens"))[0]
+    result: Trace = {
+        "images": pictures,
+        "camera_mask": prepared.inputs["camera_mask"],
+        "tokens": prepared.inputs["tokens"],
+        "token_mask": np.arange(config.prompt_capacity) < length,
+        "state": state,
+        "position_ids": _numpy(interpreter.read("positions"))[0, :prefix],
+        "vision": vision.reshape(len(config.cameras), config.vision.tokens, -1),
+        "keys": _numpy(interpreter.read("keys"))[:, 0],
+        "values": _numpy(interpreter.read("values"))[:, 0],
+    }
+    result |= {f"velocity.{step}": value for step, value in enumerate(steps.velocities(config.steps))}
+    actions = policy.processor.finish(normalized, prepared.context)
+    return result | {"normalized": normalized[:, : actions.shape[1]], "actions": actions}
+
+
+class _Steps:
+    """Notes what goes into and comes out of a flow model's solver steps while it is entered."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._denoise: Callable[..., torch.Tensor] = getattr(model, "denoise")  # noqa: B009
+        self._patch = mock.patch.object(model, "denoise", self._noted)
+        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __enter__(self) -> "_Steps":
+        self._patch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.stop()
+
+    def _noted(self, x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        before = x.clone()
+        after = self._denoise(x, *arguments)
+        self._seen.append((before, after.clone()))
+        return after
+
+    def velocities(self, steps: int) -> list[np.ndarray]:
+        """float32 [chunk, max_action_dim] a step: x goes down by velocity / steps."""
+        return [_numpy((before - after) * steps)[0] for before, after in self._seen]
+
+
+@dataclass(frozen=True)
+class _Used:
+    """Which cameras and prefix rows a decision reads."""
+
+    cameras: np.ndarray
+    tokens: np.ndarray
+    patches: int
+
+    def of(self, name: str, values: np.ndarray) -> np.ndarray:
+        """The part of a stage that is read; cameras and rows keep their order."""
+        used: np.ndarray = values
+        if name in ("images", "vision"):
+            used = values[self.cameras]
+        elif name == "position_ids" or name.startswith(("keys.", "values.")):
+            used = values[np.concatenate([self.cameras.repeat(self.patches), self.tokens])]
+        return used
+
+
+def _by_layer(trace: Trace) -> Trace:
+    """keys and values become keys.0, values.0, keys.1 and so on, the order in which layers fill the cache."""
+    result: Trace = {}
+    for name, values in trace.items():
+        if name == "keys":
+            for layer, (keys, other) in enumerate(zip(values, trace["values"], strict=True)):
+                result |= {f"keys.{layer}": keys, f"values.{layer}": other}
+        elif name != "values":
+            result[name] = values
+    return result
+
+
+def _pictures(policy: LoadedPolicy, interpreter: Interpreter) -> np.ndarray:
+    """float32 [cameras, 3, size, size]: the frames as the vision stage cuts them, put together again."""
+    sizes = policy.config.vision
+    side, patch = sizes.image_size // sizes.patch_size, sizes.patch_size
+    tensors = interpreter.arena.tensors
+    patches = frames_to_patches(tensors["frames"], tensors["frame_sizes"], sizes.image_size, patch, torch.float32)
+    tiles = patches[0].reshape(-1, side, side, 3, patch, patch)
+    return _numpy(tiles.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, side * patch, side * patch))
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    if norms == 0.0:
+        return 1.0 if np.array_equal(a, b) else 0.0
+    return float(np.vdot(a, b)) / norms
+
+
+def _numpy(value: torch.Tensor) -> np.ndarray:
+    array: np.ndarray = (value.float() if value.is_floating_point() else value).numpy(force=True)
+    return array
