@@ -1,0 +1,29 @@
+"""Observation to model inputs and actions back: small numpy steps, each beside its inverse. No device, no model."""
+
+from innerloop.process.action import ActionLimitError, ActionLimits, RelativeActions
+from innerloop.process.build import Edge, flow_processor, synthetic_processor
+from innerloop.process.cameras import Cameras
+from innerloop.process.image import FRAME_BYTES, ImageSpec, resize_with_pad, to_frame
+from innerloop.process.pipeline import Context, Prepared, Processor
+from innerloop.process.state import Normalizer, discretize
+from innerloop.process.text import Tokenizer
+
+__all__ = [
+    "FRAME_BYTES",
+    "ActionLimitError",
+    "ActionLimits",
+    "Cameras",
+    "Context",
+    "Edge",
+    "ImageSpec",
+    "Normalizer",
+    "Prepared",
+    "Processor",
+    "RelativeActions",
+    "Tokenizer",
+    "discretize",
+    "flow_processor",
+    "resize_with_pad",
+    "synthetic_processor",
+    "to_frame",
+]

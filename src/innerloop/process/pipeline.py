@@ -1,0 +1,280 @@
+"""The steps in order and their inverses backwards: observation -> plan inputs, normalised chunk -> robot units."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from innerloop.contract import ObservationError
+from innerloop.process.action import ActionLimits, RelativeActions, check_finite
+from innerloop.process.cameras import Cameras
+from innerloop.process.image import FRAME_BYTES, ImageSpec, fitted_size, to_frame
+from innerloop.process.state import Normalizer, discretize, pad, to_state
+from innerloop.process.text import Template, Tokenizer, fit
+
+Windows = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the inverse needs of the observation that produced a chunk, and what a comparison reads.
+
+    state: robot units, [n]; normalized_state: the same as the model or its prompt takes it, unpadded.
+    """
+
+    state: np.ndarray
+    prompt_tokens: int
+    prompt: str
+    normalized_state: np.ndarray
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """inputs: the plan's input buffers by name, without `noise`; context: for `finish`."""
+
+    inputs: dict[str, np.ndarray]
+    context: Context
+
+
+@dataclass
+class Draft:
+    """One observation on its way through the steps; only `images` belongs to the caller, and is only read."""
+
+    images: Mapping[str, object]
+    prompt: str
+    raw_state: np.ndarray
+    state: np.ndarray
+    windows: Windows = field(default_factory=dict)
+    inputs: dict[str, np.ndarray] = field(default_factory=dict)
+    tokens: int = 0
+    text: str = ""
+
+    def window(self, name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        """The caller's window of this name, or fresh memory whose content is undefined."""
+        array = self.windows.get(name)
+        if array is None:
+            array = np.empty(shape, dtype)
+        self.inputs[name] = array
+        return array
+
+
+class Step(Protocol):
+    """One transformation and its inverse on the actions; either may do nothing."""
+
+    def forward(self, draft: Draft) -> None:
+        """Observation towards the model."""
+        ...
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Actions towards the robot; a new array or the same one, never changed in place."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """`push` appends a step and puts its inverse at the front, so the inverses run backwards by construction."""
+
+    forward: tuple[Step, ...] = ()
+    inverse: tuple[Step, ...] = ()
+
+    def push(self, step: Step) -> "Pipeline":
+        """A new pipeline, one step longer."""
+        return Pipeline((*self.forward, step), (step, *self.inverse))
+
+
+@dataclass(frozen=True)
+class LimitStep:
+    """Nothing on the way in; the caller's limits, last of all, on the way out."""
+
+    limits: ActionLimits
+
+    def forward(self, draft: Draft) -> None:
+        """Nothing."""
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """The chunk within the limits, clamped or refused."""
+        return self.limits.apply(actions)
+
+
+@dataclass(frozen=True)
+class RelativeStep:
+    """The model's actions are offsets from the raw state; on the way out they become absolute."""
+
+    relative: RelativeActions
+
+    def forward(self, draft: Draft) -> None:
+        """Nothing: the raw state is in the context."""
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Adds the state of the observation that produced the chunk, not of a later one."""
+        return self.relative.to_absolute(actions, context.state)
+
+
+@dataclass(frozen=True)
+class NormalizeStep:
+    """State to normalised; actions back to robot units."""
+
+    state: Normalizer
+    action: Normalizer
+
+    def forward(self, draft: Draft) -> None:
+        """Normalises the state."""
+        draft.state = self.state.apply(draft.state)
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Un-normalises the actions."""
+        return self.action.invert(actions)
+
+
+@dataclass(frozen=True)
+class PromptStep:
+    """Template and tokens; where the template has the state, its true width is written, never a padded one."""
+
+    template: Template
+    tokenizer: Tokenizer
+    capacity: int
+
+    def forward(self, draft: Draft) -> None:
+        """Writes `tokens` and `prompt_length`."""
+        bins = discretize(draft.state).tolist() if self.template.takes_state else None
+        pieces = self.template.render(draft.prompt, bins)
+        ids = self.tokenizer.ids(pieces)
+        draft.window("tokens", (self.capacity,), np.int32)[:] = fit(ids, self.capacity)
+        draft.window("prompt_length", (1,), np.int32)[0] = len(ids)
+        draft.tokens, draft.text = len(ids), "".join(pieces)
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing."""
+        return actions
+
+
+@dataclass(frozen=True)
+class WidthStep:
+    """State padded to the model's width; actions cut to the robot's. `state_input`: the model takes a state vector."""
+
+    state_width: int
+    action_width: int
+    state_input: bool
+
+    def forward(self, draft: Draft) -> None:
+        """Writes `state`, where the model takes one."""
+        if self.state_input:
+            draft.window("state", (self.state_width,), np.float32)[:] = pad(draft.state, self.state_width)
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """The first `action_width` columns."""
+        return actions[:, : self.action_width]
+
+
+@dataclass(frozen=True)
+class FramesStep:
+    """Frames by camera name into their rows; pixels are copied, nothing else."""
+
+    cameras: Cameras
+    spec: ImageSpec
+    resolution: tuple[int, int]
+
+    def forward(self, draft: Draft) -> None:
+        """Writes `frames` (only the used bytes), `frame_sizes` and `camera_mask`."""
+        count = len(self.cameras.names)
+        matched = self.cameras.match(draft.images)
+        frames = draft.window("frames", (count, FRAME_BYTES), np.uint8)
+        sizes = draft.window("frame_sizes", (count, 2), np.int32)
+        mask = draft.window("camera_mask", (count,), np.int32)
+        for row, (name, image) in enumerate(zip(self.cameras.names, matched, strict=True)):
+            if image is None:
+                sizes[row], mask[row] = 1, 0
+                frames[row, :3] = 0
+                continue
+            frame = self._frame(name, image)
+            frames[row, : frame.size] = frame.reshape(-1)
+            sizes[row], mask[row] = frame.shape[:2], 1
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing."""
+        return actions
+
+    def _frame(self, name: str, image: object) -> np.ndarray:
+        frame = to_frame(name, image, self.spec)
+        height, width = frame.shape[:2]
+        if min(fitted_size(height, width, *self.resolution)) < 1:
+            raise ObservationError(
+                f"camera '{name}': {height}x{width} has no pixels left when fitted into "
+                f"{self.resolution[0]}x{self.resolution[1]}; send a less extreme aspect ratio"
+            )
+        return frame
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Sizes of one policy: what the robot has, what the model takes. `exact_state`: no narrower state is accepted."""
+
+    state: int
+    max_state: int
+    action: int
+    max_action: int
+    chunk: int
+    exact_state: bool = True
+
+
+class Processor:
+    """Both directions of one checkpoint's processing. Holds no episode state, so any thread may use it."""
+
+    def __init__(
+        self, pipeline: Pipeline, cameras: Cameras, widths: Widths, state_dtype: type, facts: dict[str, Any]
+    ) -> None:
+        self.cameras = cameras
+        self.widths = widths
+        self._pipeline = pipeline
+        self._state_dtype = state_dtype
+        self._facts = facts
+
+    def prepare(self, observation: Mapping[str, Any], into: Windows | None = None) -> Prepared:
+        """{"images", "state", "prompt"} -> the plan's inputs, written into the given windows or fresh arrays.
+
+        Raises ObservationError. Of `frames` only the bytes of each frame are written.
+        """
+        _check_keys(observation)
+        exact = self.widths.exact_state
+        raw = to_state(observation["state"], self.widths.state, self._state_dtype, exact=exact)
+        draft = Draft(observation["images"], observation["prompt"], raw, raw, into or {})
+        for step in self._pipeline.forward:
+            step.forward(draft)
+        return Prepared(draft.inputs, Context(draft.raw_state, draft.tokens, draft.text, draft.state))
+
+    def finish(self, normalized: np.ndarray, context: Context) -> np.ndarray:
+        """The model's [chunk, max_action_dim] -> float32 [chunk, action_dim] in robot units; a new array.
+
+        Raises NonFiniteError, and ActionLimitError where limits are set.
+        """
+        expected = (self.widths.chunk, self.widths.max_action)
+        if normalized.shape != expected:
+            raise ValueError(f"the model's chunk has shape {normalized.shape}; expected {expected}")
+        check_finite(normalized, "normalised actions")
+        actions = normalized
+        for step in self._pipeline.inverse:
+            actions = step.inverse(actions, context)
+        actions = np.array(actions, np.float32, order="C")
+        check_finite(actions, "actions")
+        return actions
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data: cameras, renames, image rules, modes, widths, template, tokenizer, units and notes."""
+        return dict(self._facts)
+
+
+def _check_keys(observation: Mapping[str, Any]) -> None:
+    expected = ("images", "state", "prompt")
+    missing = [key for key in expected if key not in observation]
+    unknown = [str(key) for key in observation if key not in expected]
+    if missing or unknown:
+        raise ObservationError(
+            f"an observation has exactly the keys {', '.join(expected)}; missing: {', '.join(missing) or 'none'}; "
+            f"unknown: {', '.join(unknown) or 'none'}"
+        )
+    if not isinstance(observation["images"], Mapping):
+        kind = type(observation["images"]).__name__
+        raise ObservationError(f"observation['images'] is {kind}; pass {{camera name: image}}")
+    if not isinstance(observation["prompt"], str):
+        raise ObservationError(f"observation['prompt'] is {type(observation['prompt']).__name__}; pass one string")
