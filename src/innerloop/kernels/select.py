@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -45,7 +45,7 @@ def chosen(reference: F, x: torch.Tensor) -> F:
     return _twin(reference) if on_device(x) else reference
 
 
-@lru_cache(maxsize=None)
+@cache
 def _twin(reference: F) -> F:
     # Triton is imported on first use: it does not exist on every machine that runs the reference.
     module = importlib.import_module(reference.__module__.removesuffix("reference") + "triton")

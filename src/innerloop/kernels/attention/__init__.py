@@ -6,9 +6,7 @@ from innerloop.kernels.attention import reference
 from innerloop.kernels.select import chosen
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, causal: bool = False
-) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, causal: bool = False) -> Tensor:
     """q [B, T, Hq, D], k and v [B, S, Hkv, D], key_valid int32 [B, S] or None -> [B, T, Hq * D].
 
     Query head h reads K/V head h // (Hq / Hkv). Causal: query i sees keys up to i + S - T. Softmax in fp32.

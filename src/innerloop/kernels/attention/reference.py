@@ -5,9 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, causal: bool = False
-) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, causal: bool = False) -> Tensor:
     """softmax(scale * q k^T over the keys a query may see) v; zeros where it may see none."""
     batch, tokens, heads, dim = q.shape
     keys = k.shape[1]

@@ -52,10 +52,7 @@ def frames_to_patches(
 def _axis(extent: Tensor, ratio: Tensor, size: int, placement: Placement) -> _Axis:
     resized = torch.clamp((extent / ratio).floor(), 1, size)
     room = size - resized
-    if placement == "center":
-        pad = (room / 2).floor()
-    else:
-        pad = torch.zeros_like(room) if placement == "top_left" else room
+    pad = (room * {"center": 0.5, "top_left": 0.0, "bottom_right": 1.0}[placement]).floor()
     position = torch.arange(size, device=extent.device) - pad[..., None]
     inside = (position >= 0) & (position < resized[..., None])
     step = (extent.float() / resized.float())[..., None]

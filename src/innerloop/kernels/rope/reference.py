@@ -20,7 +20,7 @@ def rotate_and_store(
     """Rotated q; writes rotated k and plain v to rows start .. start + T of the caches."""
     batch, tokens, _ = qkv.shape
     dim = k_cache.shape[-1]
-    q, k, v = qkv.view(batch, tokens, heads + 2 * kv_heads, dim).split((heads, kv_heads, kv_heads), dim=2)
+    q, k, v = qkv.view(batch, tokens, heads + 2 * kv_heads, dim).tensor_split((heads, heads + kv_heads), dim=2)
     k_cache[:, start : start + tokens] = _rotate(_head_norm(k, k_norm, eps), cos, sin).to(k_cache.dtype)
     v_cache[:, start : start + tokens] = v
     return _rotate(_head_norm(q, q_norm, eps), cos, sin).to(qkv.dtype)

@@ -1,0 +1,34 @@
+"""What kernels share inside: when a dependent launch may read, when its successor may start, exact products."""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+import triton
+import triton.language as tl
+
+# The interpreter holds bf16 as integers and would multiply those.
+_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
+
+@triton.jit
+def wait_for_producer(PDL: tl.constexpr):
+    """Before the first access to what an earlier kernel reads or writes; weights may be loaded before it."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def release_successor(PDL: tl.constexpr):
+    """Lets the next kernel start; it still waits for this one's end before it reads."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def dot(a, b, acc):
+    """acc + a @ b in fp32: tensor cores for 16-bit operands, no TF32 for fp32 ones."""
+    if _INTERPRETED:
+        acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+    elif a.dtype == tl.float32:
+        acc = tl.dot(a, b, acc, input_precision="ieee")
+    else:
+        acc = tl.dot(a, b, acc)
+    return acc

@@ -1,0 +1,8 @@
+"""Cost of an embedding gather."""
+
+from innerloop.kernels.cost import Cost
+
+
+def embed(tokens: int, width: int, element: int = 2) -> Cost:
+    """One multiplication an element; a row is read and written."""
+    return Cost(tokens * width, tokens * (2 * width * element + 4))

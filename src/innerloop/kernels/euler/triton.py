@@ -1,0 +1,48 @@
+"""The last projection and the solver's update in one kernel."""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from innerloop.kernels import launch
+from innerloop.kernels.device import release_successor, wait_for_producer
+from innerloop.kernels.launch import Launch, Table
+
+TABLE = Table("euler", default=[Launch.of(4, BLOCK_A=4), Launch.of(4, BLOCK_A=2), Launch.of(8, BLOCK_A=8)])
+
+
+@triton.jit
+def _project_and_step(
+    hidden_ptr, weight_ptr, bias_ptr, x_ptr, out_ptr, width, actions, dt,
+    BLOCK_A: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    action = tl.program_id(1) * BLOCK_A + tl.arange(0, BLOCK_A)
+    column = tl.arange(0, BLOCK_K)
+    wanted, held = action < actions, column < width
+    weight_at = weight_ptr + action[:, None] * width + column[None, :]
+    weight = tl.load(weight_at, mask=wanted[:, None] & held[None, :], other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + action, mask=wanted, other=0.0).to(tl.float32)
+    wait_for_producer(PDL)
+    hidden = tl.load(hidden_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row * actions + action, mask=wanted, other=0.0)
+    release_successor(PDL)
+    velocity = tl.sum(weight * hidden[None, :], axis=1) + bias
+    tl.store(out_ptr + row * actions + action, x + dt * velocity, mask=wanted)
+
+
+def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt: float) -> Tensor:
+    """See kernels.euler."""
+    actions, width = weight.shape
+    out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+    if out.numel() == 0:
+        return out
+    choice = launch.choose(TABLE, (width, actions), x.device)
+    grid = (hidden.numel() // width, triton.cdiv(actions, choice["BLOCK_A"]))
+    _project_and_step[grid](
+        hidden.contiguous(), weight.contiguous(), bias, x.contiguous(), out, width, actions, dt,
+        BLOCK_K=launch.power_of_two(width), **launch.options(choice, x.device),
+    )  # fmt: skip
+    return out

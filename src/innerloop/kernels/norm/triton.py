@@ -1,0 +1,127 @@
+"""One kernel for every norm: a row stays in registers from the residual add to the rounding."""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from innerloop.kernels import launch
+from innerloop.kernels.device import release_successor, wait_for_producer
+from innerloop.kernels.launch import Launch, Limits, Shape, Table
+
+
+def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
+    """Sixteen bytes a load: eight to sixteen elements a thread, fewer only in the narrowest rows."""
+    return choice.warps in (1, 16) or 8 <= shape[0] // (32 * choice.warps) <= 16
+
+
+TABLE = Table("norm", default=[Launch.of(w) for w in (2, 4, 8, 16, 1)], suits=_suits)
+
+
+@triton.jit
+def _norm(
+    x_ptr, delta_ptr, gate_ptr, scale_ptr, shift_ptr, total_ptr, out_ptr,
+    tokens, width, gate_stride, scale_stride, shift_stride, eps,
+    CENTRED: tl.constexpr, PLUS_ONE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    batch = row // tokens
+    column = tl.arange(0, BLOCK)
+    held = column < width
+    wait_for_producer(PDL)
+    x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
+    if delta_ptr is not None:
+        delta = tl.load(delta_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
+        if gate_ptr is not None:
+            gate = tl.load(gate_ptr + batch * gate_stride + column, mask=held, other=0.0).to(tl.float32)
+            delta = gate * delta
+        total = (x + delta).to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + row * width + column, total, mask=held)
+        x = total.to(tl.float32)
+    if CENTRED:
+        x = tl.where(held, x - tl.sum(x, axis=0) / width, 0.0)
+    y = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
+    if scale_ptr is not None:
+        scale = tl.load(scale_ptr + batch * scale_stride + column, mask=held, other=0.0).to(tl.float32)
+        if PLUS_ONE:
+            scale = 1.0 + scale
+        y = y * scale
+    if shift_ptr is not None:
+        y = y + tl.load(shift_ptr + batch * shift_stride + column, mask=held, other=0.0).to(tl.float32)
+    release_successor(PDL)
+    tl.store(out_ptr + row * width + column, y.to(out_ptr.dtype.element_ty), mask=held)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False) -> Tensor:
+    """See kernels.norm."""
+    return _run(x, None, (None, weight, None), eps, plus_one)[1]
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """See kernels.norm."""
+    return _run(x, None, (None, weight, bias), eps, False, centred=True)[1]
+
+
+def add_rms_norm(
+    x: Tensor, delta: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False
+) -> tuple[Tensor, Tensor]:
+    """See kernels.norm."""
+    return _run(x, delta, (None, weight, None), eps, plus_one)
+
+
+def add_layer_norm(
+    x: Tensor, delta: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """See kernels.norm."""
+    return _run(x, delta, (None, weight, bias), eps, False, centred=True)
+
+
+def modulated_rms_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+    """See kernels.norm."""
+    return _run(x, None, (None, scale, shift), eps, True)[1]
+
+
+def gated_add_rms_norm(
+    x: Tensor, delta: Tensor, gate: Tensor | None, scale: Tensor, shift: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """See kernels.norm."""
+    return _run(x, delta, (gate, scale, shift), eps, True)
+
+
+def modulated_layer_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+    """See kernels.norm."""
+    return _run(x, None, (None, scale, shift), eps, True, centred=True)[1]
+
+
+def _run(
+    x: Tensor,
+    delta: Tensor | None,
+    modulation: tuple[Tensor | None, Tensor | None, Tensor | None],
+    eps: float,
+    plus_one: bool,
+    centred: bool = False,
+) -> tuple[Tensor, Tensor]:
+    width = x.shape[-1]
+    rows = x.numel() // width
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = x if delta is None else torch.empty_like(out)
+    if rows == 0:
+        return total, out
+    (gate, gate_stride), (scale, scale_stride), (shift, shift_stride) = (_per_batch(t, x) for t in modulation)
+    block = launch.power_of_two(width)
+    choice = launch.choose(TABLE, (block,), x.device)
+    _norm[(rows,)](
+        x.contiguous(), None if delta is None else delta.contiguous(), gate, scale, shift, total, out,
+        rows // x.shape[0] if x.dim() > 2 else rows, width, gate_stride, scale_stride, shift_stride, eps,
+        CENTRED=centred, PLUS_ONE=plus_one, BLOCK=block, **launch.options(choice, x.device),
+    )  # fmt: skip
+    return total, out
+
+
+def _per_batch(t: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
+    """A [D] or [B, 1, D] operand and its stride from one batch entry to the next."""
+    if t is None:
+        return None, 0
+    t = t if t.stride(-1) == 1 else t.contiguous()
+    return t, t.stride(0) if t.dim() > 1 and t.shape[0] > 1 else 0

@@ -1,0 +1,312 @@
+"""Launches of the CUDA kernels in source/: arguments checked, sizes fixed at compile time, dependent launch in a chain."""
+
+import ctypes
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import ceil, log2
+
+import torch
+from torch import Tensor
+
+from innerloop.contract.errors import InnerloopError
+from innerloop.kernels.launch import Launch, Limits, Shape, Table, choose
+from innerloop.kernels.skinny import compile
+from innerloop.kernels.skinny.packing import Packed
+
+NORM_QKV_ROPE, NORM_GLU, RESIDUAL = range(3)
+MAX_ROWS = 64
+WARP_COLUMNS = 128  # columns of the weight that one warp multiplies
+ATTENTION_PARTS = 8  # programs that share one head's keys
+ATTENTION_DIM = 256
+
+_chain: ContextVar[list[bool] | None] = ContextVar("chain", default=None)
+_defines: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("defines", default=())
+
+
+class LinearArgs(ctypes.Structure):
+    """`Args` of source/linear.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "x", "scale", "shift", "gate", "residual", "cos", "sin")),
+        *((name, ctypes.c_void_p) for name in ("out", "k_cache", "v_cache")),
+        *((name, ctypes.c_uint64) for name in ("batch_stride", "row_stride")),
+        *((name, ctypes.c_int) for name in ("rows", "row_tokens", "start", "groups", "heads", "kv_heads")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class AttendArgs(ctypes.Structure):
+    """`Args` of source/attend.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "key_valid", "out")),
+        *((name, ctypes.c_uint64) for name in ("batch_stride", "row_stride")),
+        *((name, ctypes.c_int) for name in ("tokens", "keys", "start", "heads", "kv_heads")),
+        ("scale", ctypes.c_float),
+    )
+
+
+class StepArgs(ctypes.Structure):
+    """`Args` of source/step.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "scale", "shift", "weight_out", "bias_out", "weight_in", "bias_in")),
+        *((name, ctypes.c_void_p) for name in ("state", "next_state", "out")),
+        ("eps", ctypes.c_float),
+        ("dt", ctypes.c_float),
+    )
+
+
+@contextmanager
+def chain() -> Iterator[None]:
+    """Kernels launched inside, after the first, start before their predecessor ends and load weights meanwhile.
+
+    The caller promises that nothing inside writes what these kernels may read early: weights, modulation and rotary
+    tables, key_valid, and K/V rows before `start`.
+    """
+    token = _chain.set([])
+    try:
+        yield
+    finally:
+        _chain.reset(token)
+
+
+@contextmanager
+def compiled_with(**defines: int) -> Iterator[None]:
+    """DELAY=n: stores wait n microseconds. UNGUARDED=1: reads do not wait. For tests of dependent launch alone."""
+    token = _defines.set(tuple(sorted(defines.items())))
+    try:
+        yield
+    finally:
+        _defines.reset(token)
+
+
+def column_tiles(tokens: int) -> int:
+    """8-token tiles of one pass."""
+    return 1 if tokens <= 8 else 2 if tokens <= 16 else 4
+
+
+def _passes(tokens: int) -> int:
+    return ceil(tokens / (8 * column_tiles(tokens)))
+
+
+def _linear_bytes(launch: Launch, shape: Shape) -> int:
+    phase, _, k, rows = shape
+    nt, passes, split, tiles = column_tiles(rows), _passes(rows), launch["SPLIT"], launch["TILES"]
+    items = tiles * nt * 32
+    size = tiles * (k // split) * 32 + (split - 1) * passes * items * 16 + 128
+    if phase != RESIDUAL:
+        size += 2 * k * 4 + nt * 8 * launch.warps * 4
+    if passes > 1:
+        size += launch.warps * tiles * nt * 512
+    return size
+
+
+def _linear_suits(launch: Launch, shape: Shape, limits: Limits) -> bool:
+    phase, n, k, _ = shape
+    split, tiles = launch["SPLIT"], launch["TILES"]
+    if launch.warps * split * WARP_COLUMNS != k or (split > 1 and phase != RESIDUAL) or n // 16 % tiles:
+        return False
+    return tiles == 1 or (phase == NORM_GLU and n // 16 // tiles >= 96)
+
+
+def _launches(resident: int) -> list[Launch]:
+    return [
+        Launch.of(warps, SPLIT=split, TILES=tiles, RESIDENT=resident)
+        for split in (2, 4, 1)
+        for warps in range(16, 0, -1)
+        for tiles in (4, 2, 1)
+    ]
+
+
+LINEAR = Table("skinny linear", _launches(1), {}, _linear_bytes, _linear_suits)
+
+
+def attention_chunk(keys: int) -> int:
+    """Keys of one program: an eighth, in whole tiles of 16."""
+    return ceil(keys / ATTENTION_PARTS / 16) * 16
+
+
+def attention_bytes(tokens: int, keys: int) -> int:
+    """Shared memory of one attention program."""
+    chunk, rows = attention_chunk(keys), ceil(tokens / 8) * 8
+    pushed = ATTENTION_PARTS * rows * (32 * 4 + 8)
+    return chunk * (576 + 528) + rows * (chunk + 4) * 4 + pushed + 16 + ceil(chunk / 16) * 16
+
+
+def norm_qkv_rope(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    weight: Packed,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+) -> Tensor:
+    """As reference.norm_qkv_rope."""
+    batch, tokens, _ = x.shape
+    dim = k_cache.shape[-1]
+    for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
+        _need_contiguous(name, tensor)
+    if weight.pair != dim // 2 or cos.dtype is not torch.float32 or cos.shape != (batch, tokens, dim // 2):
+        raise InnerloopError(
+            f"norm_qkv_rope wants a weight packed with pair={dim // 2} (got {weight.pair}) and float32 cos and sin of "
+            f"shape {(batch, tokens, dim // 2)} (got {cos.dtype}, {tuple(cos.shape)}); pack and shape them so"
+        )
+    q = torch.empty(batch, tokens, heads, dim, dtype=x.dtype, device=x.device)
+    batch_stride, row_stride = _strides("k_cache and v_cache", k_cache, v_cache)
+    arguments = LinearArgs(
+        **_norm(scale, shift, eps), cos=cos.data_ptr(), sin=sin.data_ptr(), row_tokens=tokens, start=start,
+        heads=heads, kv_heads=kv_heads, k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
+        batch_stride=batch_stride, row_stride=row_stride,
+    )  # fmt: skip
+    _linear(NORM_QKV_ROPE, x, weight, q, arguments, scale)
+    return q
+
+
+def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Packed) -> Tensor:
+    """As reference.norm_glu."""
+    _need_contiguous("x", x)
+    if weight.pair != weight.rows // 2:
+        raise InnerloopError(
+            f"norm_glu wants a weight packed with pair={weight.rows // 2}, its number of gates, not {weight.pair}"
+        )
+    out = torch.empty(*x.shape[:-1], weight.rows // 2, dtype=x.dtype, device=x.device)
+    _linear(NORM_GLU, x, weight, out, LinearArgs(**_norm(scale, shift, eps)), scale)
+    return out
+
+
+def project_residual(y: Tensor, weight: Packed, gate: Tensor | None, residual: Tensor) -> Tensor:
+    """As reference.project_residual."""
+    _need_contiguous("y", y)
+    _need_contiguous("residual", residual)
+    if weight.pair != 8:
+        raise InnerloopError(f"project_residual wants a weight packed with pair=8, not {weight.pair}")
+    out = torch.empty_like(residual)
+    arguments = LinearArgs(residual=residual.data_ptr(), gate=None if gate is None else gate.data_ptr())
+    _linear(RESIDUAL, y, weight, out, arguments, gate)
+    return out
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, start: int) -> Tensor:
+    """As reference.attend."""
+    batch, tokens, heads, dim = q.shape
+    keys, kv_heads = k.shape[1], k.shape[2]
+    _need_contiguous("q", q)
+    if dim != ATTENTION_DIM or attention_chunk(keys) > 256 or tokens > MAX_ROWS:
+        raise InnerloopError(
+            f"attend takes heads of width {ATTENTION_DIM}, at most {MAX_ROWS} tokens and 2048 keys, not width {dim}, "
+            f"{tokens} tokens, {keys} keys; use kernels.attention"
+        )
+    out = torch.empty(batch, tokens, heads * dim, dtype=q.dtype, device=q.device)
+    batch_stride, row_stride = _strides("k and v", k, v)
+    arguments = AttendArgs(
+        q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), key_valid=None if key_valid is None else key_valid.data_ptr(),
+        out=out.data_ptr(), batch_stride=batch_stride, row_stride=row_stride, tokens=tokens, keys=keys, start=start,
+        heads=heads, kv_heads=kv_heads, scale=scale * log2(2.718281828459045),
+    )  # fmt: skip
+    defines = {"NT": ceil(tokens / 8), "CHUNK": attention_chunk(keys), "RESIDENT": 1}
+    size = attention_bytes(tokens, keys)
+    grid = batch * heads * ATTENTION_PARTS
+    _start("attend", defines, grid, 256, size, ATTENTION_PARTS, arguments, q.device)
+    return out
+
+
+def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """As reference.project_in; dtype bfloat16."""
+    out = torch.empty(*state.shape[:-1], weight.shape[0], dtype=dtype, device=state.device)
+    arguments = StepArgs(
+        weight_in=weight.data_ptr(), bias_in=bias.data_ptr(), state=state.data_ptr(), out=out.data_ptr()
+    )
+    _step(state, weight.shape[0], arguments, {"HAS_OUT": 0, "HAS_IN": 1, "MODULATION_FLOAT": 1})
+    return out
+
+
+def norm_project_step(
+    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor, bias: Tensor, state: Tensor, dt: float
+) -> Tensor:
+    """As reference.norm_project_step."""
+    _need_contiguous("x", x)
+    out = torch.empty_like(state)
+    arguments = StepArgs(
+        **_norm(scale, shift, eps), x=x.data_ptr(), weight_out=weight.data_ptr(), bias_out=bias.data_ptr(),
+        state=state.data_ptr(), next_state=out.data_ptr(), dt=dt,
+    )  # fmt: skip
+    _step(state, weight.shape[1], arguments, {"HAS_OUT": 1, "HAS_IN": 0, "MODULATION_FLOAT": _is_float(scale)})
+    return out
+
+
+def _step(state: Tensor, width: int, arguments: StepArgs, defines: Mapping[str, int]) -> None:
+    _need_contiguous("state", state)
+    actions = state.shape[-1]
+    size = width * actions * 4 if defines["HAS_IN"] else 0
+    rows = state.numel() // actions
+    _start("step", {**defines, "K": width, "A": actions}, rows, 1024, size, 1, arguments, state.device)
+
+
+def _linear(
+    phase: int, x: Tensor, weight: Packed, out: Tensor, arguments: LinearArgs, modulation: Tensor | None
+) -> None:
+    rows = x.numel() // x.shape[-1]
+    if rows > MAX_ROWS or x.shape[-1] != weight.columns or x.dtype is not torch.bfloat16:
+        raise InnerloopError(
+            f"skinny kernels take at most {MAX_ROWS} bfloat16 rows of width {weight.columns}, not {rows} of "
+            f"{x.shape[-1]} in {x.dtype}; use the dense weight"
+        )
+    shape = (phase, weight.rows, weight.columns, rows)
+    launch = choose(LINEAR, shape, x.device)
+    arguments.weight, arguments.x, arguments.out = weight.data.data_ptr(), x.data_ptr(), out.data_ptr()
+    arguments.rows, arguments.groups = rows, _passes(rows)
+    defines = {
+        **dict(launch.sizes), "PHASE": phase, "N": weight.rows, "K": weight.columns, "WARPS": launch.warps,
+        "NT": column_tiles(rows), "HALF": weight.pair, "MODULATION_FLOAT": _is_float(modulation),
+    }  # fmt: skip
+    grid = weight.rows // 16 // launch["TILES"] * launch["SPLIT"]
+    size = _linear_bytes(launch, shape)
+    _start("linear", defines, grid, launch.warps * 32, size, launch["SPLIT"], arguments, x.device)
+
+
+def _start(
+    name: str,
+    defines: Mapping[str, int],
+    grid: int,
+    threads: int,
+    shared_bytes: int,
+    cluster: int,
+    arguments: ctypes.Structure,
+    device: torch.device,
+) -> None:
+    major, minor = torch.cuda.get_device_capability(device)
+    fixed = (*sorted(defines.items()), *_defines.get())
+    function = compile.kernel(name, fixed, major * 10 + minor, shared_bytes, device.index or 0)
+    started = _chain.get()
+    compile.launch(function, grid, threads, shared_bytes, cluster, bool(started), arguments)
+    if started is not None and not started:
+        started.append(True)
+
+
+def _norm(scale: Tensor, shift: Tensor | None, eps: float) -> dict[str, int | float | None]:
+    if shift is not None and shift.dtype is not scale.dtype:
+        raise InnerloopError(f"scale is {scale.dtype} and shift {shift.dtype}; give both one dtype")
+    return {"scale": scale.data_ptr(), "shift": None if shift is None else shift.data_ptr(), "eps": eps}
+
+
+def _is_float(modulation: Tensor | None) -> int:
+    return int(modulation is None or modulation.dtype is torch.float32)
+
+
+def _strides(names: str, k: Tensor, v: Tensor) -> tuple[int, int]:
+    if k.stride() != v.stride() or k.stride(3) != 1 or k.stride(2) != k.shape[3]:
+        raise InnerloopError(f"{names} must share one layout [B, S, heads, D] with whole rows; got {k.stride()}")
+    return k.stride(0), k.stride(1)
+
+
+def _need_contiguous(name: str, tensor: Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise InnerloopError(f"{name} must be contiguous, not strided as {tensor.stride()}")

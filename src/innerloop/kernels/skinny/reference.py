@@ -1,0 +1,66 @@
+"""Few-row linears in plain torch: fp32 inside the norm, rotation and gate; products in the weights' dtype."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from innerloop.kernels.attention.reference import attention
+from innerloop.kernels.norm.reference import modulated_rms_norm
+from innerloop.kernels.rope.reference import rotate_and_store
+from innerloop.kernels.skinny.packing import Packed, unpack
+
+
+def dense(weight: Tensor | Packed) -> Tensor:
+    """The [N, K] weight itself."""
+    return unpack(weight) if isinstance(weight, Packed) else weight
+
+
+def norm_qkv_rope(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor | Packed,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+) -> Tensor:
+    """Rotated q [B, T, heads, D] of the normed x; its K/V go to rows start .. start + T of the caches."""
+    qkv = F.linear(modulated_rms_norm(x, scale, shift, eps), dense(weight))
+    return rotate_and_store(qkv, cos, sin, heads, kv_heads, k_cache, v_cache, start)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, start: int) -> Tensor:
+    """attention(q, k, v, key_valid, scale); `start` only tells which rows are new."""
+    return attention(q, k, v, key_valid, scale)
+
+
+def project_residual(y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor) -> Tensor:
+    """residual + gate * (y W^T), the sum in fp32."""
+    delta = F.linear(y, dense(weight)).float()
+    if gate is not None:
+        delta = delta * gate.float()
+    return (residual.float() + delta).to(residual.dtype)
+
+
+def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor | Packed) -> Tensor:
+    """gelu_tanh(gate) * up of the normed x; the gate rows are the weight's first half."""
+    gate, up = F.linear(modulated_rms_norm(x, scale, shift, eps), dense(weight)).float().chunk(2, dim=-1)
+    return (F.gelu(gate, approximate="tanh") * up).to(x.dtype)
+
+
+def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """state W^T + b in fp32, rounded to dtype."""
+    return F.linear(state.float(), weight.float(), bias.float()).to(dtype)
+
+
+def norm_project_step(
+    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor, bias: Tensor, state: Tensor, dt: float
+) -> Tensor:
+    """state + dt * (normed x W^T + b), all in fp32."""
+    hidden = modulated_rms_norm(x.float(), scale, shift, eps)
+    return state + dt * F.linear(hidden, weight.float(), bias.float())

@@ -1,0 +1,132 @@
+// Loads, barriers and matrix fragments that every kernel here shares. No header is needed to compile it.
+typedef unsigned char u8;
+typedef unsigned short bf16;  // raw bits
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define DEVICE static __device__ __forceinline__
+
+DEVICE u32 shared_address(const void* p) {
+  u32 a;
+  asm("{ .reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t; }" : "=r"(a) : "l"(p));
+  return a;
+}
+
+// ---- programmatic dependent launch -------------------------------------------------------------------------------
+DEVICE void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_for_producer() {
+#ifndef UNGUARDED  // only a test leaves the wait out, to show that it would be noticed
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEVICE void delay_stores() {
+#ifdef DELAY  // only a test compiles this in: a consumer that reads early then reads old values
+  for (int i = 0; i < DELAY; ++i) __nanosleep(1000);
+#endif
+}
+
+// ---- barriers and bulk copies ------------------------------------------------------------------------------------
+DEVICE void barrier_init(u32 bar, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+DEVICE void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+DEVICE void barrier_arrive(u32 bar) {
+  asm volatile("{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [%0]; }" ::"r"(bar) : "memory");
+}
+DEVICE void barrier_expect(u32 bar, u32 bytes) {
+  asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1; }" ::"r"(bar), "r"(bytes)
+               : "memory");
+}
+DEVICE void barrier_wait(u32 bar, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}"
+      ::"r"(bar), "r"(parity)
+      : "memory");
+}
+DEVICE u64 read_once_policy() {  // weights are read once a step: they should not push activations and K/V out of L2
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+DEVICE void bulk_copy_once(u32 to, const void* from, u32 bytes, u32 bar, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(bar), "l"(policy)
+      : "memory");
+}
+DEVICE void bulk_copy(u32 to, const void* from, u32 bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(bar)
+               : "memory");
+}
+
+// ---- clusters ----------------------------------------------------------------------------------------------------
+DEVICE u32 cluster_rank() {
+  u32 r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+DEVICE u32 peer_address(u32 address, u32 rank) {
+  u32 a;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(address), "r"(rank));
+  return a;
+}
+DEVICE void store_peer(u32 address, float2 v) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
+}
+DEVICE void store_peer(u32 address, float4 v) {
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+
+// ---- numbers -----------------------------------------------------------------------------------------------------
+DEVICE float low(u32 pair) { return __uint_as_float(pair << 16); }
+DEVICE float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+DEVICE u32 pack2(float lo, float hi) {
+  u32 d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+DEVICE float modulation(const void* table, int i) {
+#if MODULATION_FLOAT
+  return __ldg((const float*)table + i);
+#else
+  return __uint_as_float((u32)__ldg((const bf16*)table + i) << 16);
+#endif
+}
+// What an earlier kernel wrote is read past L1, which is not coherent with a kernel that is still running.
+DEVICE uint4 load_fresh(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+DEVICE u32 load_fresh_word(const void* p) {
+  u32 v;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE uint4 load_shared(u32 a) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a) : "memory");
+  return v;
+}
+
+// ---- matrix fragments --------------------------------------------------------------------------------------------
+// c[16 rows x 8 tokens] += a[16 x 16] b[16 x 8]. Weights are the left operand; tokens are the columns.
+DEVICE void mma(float4& c, uint4 a, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c.x), "+f"(c.y), "+f"(c.z), "+f"(c.w)
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+// A lane's accumulators hold two tokens of one feature; its neighbour (lane ^ 4) holds the next feature. Returns two
+// neighbouring features of one token: the even feature's lane keeps the first token, the odd one's the second.
+DEVICE float2 two_features(float first, float second, bool odd) {
+  float other = __shfl_xor_sync(0xffffffffu, odd ? first : second, 4);
+  return odd ? make_float2(other, second) : make_float2(first, other);
+}

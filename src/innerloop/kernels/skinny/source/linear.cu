@@ -1,0 +1,270 @@
+// A linear layer over few rows. Fixed at compile time: PHASE, K, TILES (16-row weight tiles a program), WARPS, SPLIT
+// (programs of a cluster that share K), N (output features), NT (8-token column tiles a pass), RESIDENT (programs a multiprocessor must be able to hold), HALF (distance of paired rows), MODULATION_FLOAT.
+#define NORM_QKV_ROPE 0
+#define NORM_GLU 1
+#define RESIDUAL 2
+#define HAS_NORM (PHASE != RESIDUAL)
+#define THREADS (WARPS * 32)
+#define KPART (K / SPLIT)             // columns of this program
+#define BLOCKS (KPART / 32 / WARPS)   // 32-column blocks of a warp
+#define TILE_BYTES (KPART * 32)       // one weight tile of this program
+#define WEIGHT_BYTES (TILES * TILE_BYTES)
+#define TOKENS (NT * 8)
+#define ITEMS (TILES * NT * 32)       // float4 accumulators of a program
+#define TABLE_BYTES (HAS_NORM ? 2 * K * 4 : 0)
+#define SQUARES_BYTES (HAS_NORM ? TOKENS * WARPS * 4 : 0)
+
+struct Args {
+  const u8* weight;
+  const bf16* x;
+  const void* scale;
+  const void* shift;
+  const void* gate;
+  const bf16* residual;
+  const float* cos;
+  const float* sin;
+  bf16* out;
+  bf16* k_cache;
+  bf16* v_cache;
+  u64 batch_stride;  // of the caches, in elements
+  u64 row_stride;
+  int rows;
+  int row_tokens;  // tokens of one batch entry
+  int start;
+  int groups;  // passes of TOKENS rows
+  int heads;
+  int kv_heads;
+  float eps;
+};
+
+DEVICE float gelu_tanh(float v) {
+  float t = 0.7978845608028654f * (v + 0.044715f * v * v * v);
+  float e = __expf(2.0f * t);  // tanh(t) = 1 - 2 / (exp(2t) + 1), right at both ends
+  return 0.5f * v * (2.0f - __fdividef(2.0f, e + 1.0f));
+}
+
+struct Extra {  // what an accumulator item needs beside its sums, loaded before the product
+  float4 a;
+  float4 b;
+};
+
+DEVICE Extra load_extra(const Args& p, int tile, int token0, int lane) {
+  Extra e;
+  e.a = e.b = make_float4(0.f, 0.f, 0.f, 0.f);
+  int r = lane >> 2;
+#if PHASE == NORM_QKV_ROPE
+  int d = (tile % (HALF / 8)) * 8 + r;
+  int t0 = min(token0, p.rows - 1), t1 = min(token0 + 1, p.rows - 1);
+  if (tile / (HALF / 8) < p.heads + p.kv_heads) {
+    e.a = make_float4(__ldg(p.cos + (u64)t0 * HALF + d), __ldg(p.sin + (u64)t0 * HALF + d),
+                      __ldg(p.cos + (u64)t1 * HALF + d), __ldg(p.sin + (u64)t1 * HALF + d));
+  }
+#elif PHASE == RESIDUAL
+  int token = min(token0 + (r & 1), p.rows - 1);
+  int f = tile * 16 + (r & ~1);
+  u32 low_rows = load_fresh_word(p.residual + (u64)token * N + f);
+  u32 high_rows = load_fresh_word(p.residual + (u64)token * N + f + 8);
+  e.a = make_float4(low(low_rows), high(low_rows), low(high_rows), high(high_rows));
+  e.b = make_float4(1.f, 1.f, 1.f, 1.f);
+  if (p.gate) {
+    e.b = make_float4(modulation(p.gate, f), modulation(p.gate, f + 1), modulation(p.gate, f + 8),
+                      modulation(p.gate, f + 9));
+  }
+#endif
+  return e;
+}
+
+DEVICE void finish(const Args& p, int tile, int token0, int lane, float4 c, Extra e) {
+  int r = lane >> 2;
+  bool odd = r & 1;
+  int token = token0 + (odd ? 1 : 0);
+#if PHASE == NORM_QKV_ROPE
+  int head = tile / (HALF / 8);
+  float4 o = c;
+  if (head < p.heads + p.kv_heads) {
+    o.x = c.x * e.a.x - c.z * e.a.y;
+    o.z = c.z * e.a.x + c.x * e.a.y;
+    o.y = c.y * e.a.z - c.w * e.a.w;
+    o.w = c.w * e.a.z + c.y * e.a.w;
+  }
+  float2 first = two_features(o.x, o.y, odd), second = two_features(o.z, o.w, odd);
+  if (token >= p.rows) return;
+  int d = (tile % (HALF / 8)) * 8 + (r & ~1);
+  bf16* to;
+  if (head < p.heads) {
+    to = p.out + ((u64)token * p.heads + head) * (2 * HALF);
+  } else {
+    bool is_key = head < p.heads + p.kv_heads;
+    int kv = head - p.heads - (is_key ? 0 : p.kv_heads);
+    u64 at = (u64)(token / p.row_tokens) * p.batch_stride + (u64)(p.start + token % p.row_tokens) * p.row_stride;
+    to = (is_key ? p.k_cache : p.v_cache) + at + (u64)kv * (2 * HALF);
+  }
+  *(u32*)(to + d) = pack2(first.x, first.y);
+  *(u32*)(to + d + HALF) = pack2(second.x, second.y);
+#elif PHASE == NORM_GLU
+  float2 h = two_features(gelu_tanh(c.x) * c.z, gelu_tanh(c.y) * c.w, odd);
+  if (token >= p.rows) return;
+  *(u32*)(p.out + (u64)token * HALF + tile * 8 + (r & ~1)) = pack2(h.x, h.y);
+#else
+  float2 first = two_features(c.x, c.y, odd), second = two_features(c.z, c.w, odd);
+  if (token >= p.rows) return;
+  bf16* to = p.out + (u64)token * N + tile * 16 + (r & ~1);
+  *(u32*)to = pack2(e.a.x + e.b.x * first.x, e.a.y + e.b.y * first.y);
+  *(u32*)(to + 8) = pack2(e.a.z + e.b.z * second.x, e.a.w + e.b.w * second.y);
+#endif
+}
+
+DEVICE void normalize(const Args& p, uint4 (&x)[BLOCKS][NT], float* squares, const float* table, int warp, int lane) {
+  int r = lane >> 2, j = lane & 3;
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt) {
+    float s = 0.f;
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+      const u32 w[4] = {x[b][nt].x, x[b][nt].y, x[b][nt].z, x[b][nt].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s += low(w[i]) * low(w[i]) + high(w[i]) * high(w[i]);
+    }
+    s += __shfl_xor_sync(0xffffffffu, s, 1);
+    s += __shfl_xor_sync(0xffffffffu, s, 2);
+    if (j == 0) squares[(nt * 8 + r) * WARPS + warp] = s;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt) {
+    float s = 0.f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) s += squares[(nt * 8 + r) * WARPS + w];
+    float inverse = rsqrtf(s * (1.0f / K) + p.eps);
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+      const float* at = table + (warp * BLOCKS + b) * 32 + j * 8;
+      u32 w[4] = {x[b][nt].x, x[b][nt].y, x[b][nt].z, x[b][nt].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float lo = low(w[i]) * inverse * at[2 * i] + at[K + 2 * i];
+        float hi = high(w[i]) * inverse * at[2 * i + 1] + at[K + 2 * i + 1];
+        w[i] = pack2(lo, hi);
+      }
+      x[b][nt] = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __grid_constant__ Args p) {
+  extern __shared__ __align__(128) u8 memory[];
+  float* table = (float*)(memory + WEIGHT_BYTES);
+  float* squares = (float*)(memory + WEIGHT_BYTES + TABLE_BYTES);
+  u8* gathered = memory + WEIGHT_BYTES + TABLE_BYTES + SQUARES_BYTES;  // sums of the cluster's other programs
+  u8* barriers = gathered + (SPLIT - 1) * p.groups * ITEMS * 16;
+  u8* spare = barriers + 128;  // partial sums when weights must outlive a pass
+  const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
+  const int rank = SPLIT > 1 ? (int)cluster_rank() : 0;
+  const int tile0 = blockIdx.x / SPLIT * TILES;
+
+  release_successor();
+  if (tid == 0) {
+    u64 policy = read_once_policy();
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) barrier_init(shared_address(barriers) + t * 8, 1);
+    barrier_init_fence();
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+      u32 bar = shared_address(barriers) + t * 8;
+      barrier_expect(bar, TILE_BYTES);
+      bulk_copy_once(shared_address(memory) + t * TILE_BYTES, p.weight + (u64)(tile0 + t) * (K * 32) + rank * TILE_BYTES,
+                     TILE_BYTES, bar, policy);
+    }
+  }
+#if HAS_NORM
+  for (int i = tid; i < K; i += THREADS) {
+    table[i] = 1.0f + modulation(p.scale, i);
+    table[K + i] = p.shift ? modulation(p.shift, i) : 0.0f;
+  }
+#endif
+  __syncthreads();
+  if (SPLIT > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  wait_for_producer();
+
+  const int r = lane >> 2, j = lane & 3;
+  for (int g = 0; g < p.groups; ++g) {
+    uint4 x[BLOCKS][NT];
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) {
+        int token = g * TOKENS + nt * 8 + r;
+        x[b][nt] = make_uint4(0, 0, 0, 0);
+        if (token < p.rows)
+          x[b][nt] = load_fresh(p.x + (u64)token * K + rank * KPART + (warp * BLOCKS + b) * 32 + j * 8);
+      }
+    }
+    Extra extra;
+    if (tid < ITEMS && rank == 0) extra = load_extra(p, tile0 + tid / (NT * 32), g * TOKENS + (tid / 32 % NT) * 8 + j * 2, lane);
+#if HAS_NORM
+    normalize(p, x, squares, table, warp, lane);
+#endif
+    const bool reuse = p.groups == 1;  // a warp's own weights are dead once it has multiplied by them
+    const u32 tile_stride = reuse ? TILE_BYTES : NT * 512;
+    const u32 warp_stride = reuse ? BLOCKS * 1024 : TILES * NT * 512;
+    u8* sums = reuse ? memory : spare;
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) {
+      float4 acc[NT];
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) acc[nt] = make_float4(0.f, 0.f, 0.f, 0.f);
+      barrier_wait(shared_address(barriers) + t * 8, 0);
+      u32 at = shared_address(memory) + t * TILE_BYTES + warp * BLOCKS * 1024 + lane * 16;
+#pragma unroll
+      for (int b = 0; b < BLOCKS; ++b) {
+        uint4 a0 = load_shared(at + b * 1024), a1 = load_shared(at + b * 1024 + 512);
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) mma(acc[nt], a0, x[b][nt].x, x[b][nt].y);
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) mma(acc[nt], a1, x[b][nt].z, x[b][nt].w);
+      }
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt)
+        *(float4*)(sums + warp * warp_stride + t * tile_stride + nt * 512 + lane * 16) = acc[nt];
+    }
+    __syncthreads();
+    delay_stores();
+    float4 total[(ITEMS + THREADS - 1) / THREADS];
+#pragma unroll
+    for (int n = 0; n < (ITEMS + THREADS - 1) / THREADS; ++n) {
+      int item = tid + n * THREADS;
+      if (item >= ITEMS) break;
+      const u8* from = sums + item / (NT * 32) * tile_stride + item % (NT * 32) * 16;
+      float4 s = *(const float4*)from;
+#pragma unroll
+      for (int w = 1; w < WARPS; ++w) {
+        float4 v = *(const float4*)(from + w * warp_stride);
+        s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
+      }
+      total[n] = s;
+      if (SPLIT > 1 && rank > 0)
+        store_peer(peer_address(shared_address(gathered) + ((g * (SPLIT - 1) + rank - 1) * ITEMS + item) * 16, 0), s);
+    }
+    if (SPLIT > 1) {
+      cluster_arrive();
+      cluster_wait();
+    }
+#pragma unroll
+    for (int n = 0; n < (ITEMS + THREADS - 1) / THREADS; ++n) {
+      int item = tid + n * THREADS;
+      if (item >= ITEMS || rank > 0) break;
+      float4 s = total[n];
+#pragma unroll
+      for (int q = 1; q < SPLIT; ++q) {
+        float4 v = *(const float4*)(gathered + ((g * (SPLIT - 1) + q - 1) * ITEMS + item) * 16);
+        s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
+      }
+      if (n > 0) extra = load_extra(p, tile0 + item / (NT * 32), g * TOKENS + (item / 32 % NT) * 8 + j * 2, lane);
+      finish(p, tile0 + item / (NT * 32), g * TOKENS + (item / 32 % NT) * 8 + j * 2, lane, s, extra);
+    }
+    if (!HAS_NORM && g + 1 < p.groups) __syncthreads();
+  }
+}
