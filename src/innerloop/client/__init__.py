@@ -1,0 +1,18 @@
+"""The robot's side: a remote policy (blocking or asyncio) and a player of action chunks. Needs no torch."""
+
+from innerloop.client.asynchronous import AsyncRemotePolicy
+from innerloop.client.packing import MessageError
+from innerloop.client.player import ActionQueue, ChunkPlayer
+from innerloop.client.remote import RemotePolicy
+from innerloop.client.wire import ConnectionFailed, RemoteChunk, RemoteError
+
+__all__ = [
+    "ActionQueue",
+    "AsyncRemotePolicy",
+    "ChunkPlayer",
+    "ConnectionFailed",
+    "MessageError",
+    "RemoteChunk",
+    "RemoteError",
+    "RemotePolicy",
+]

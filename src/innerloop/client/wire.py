@@ -1,0 +1,105 @@
+"""Requests and answers of the remote policy as messages, and the errors they can carry."""
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from innerloop.client.packing import pack, unpack
+
+PROTOCOL = "innerloop.v1"
+FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds between attempts to connect
+
+
+class RemoteError(RuntimeError):
+    """The server refused a request. `code`: late, superseded, stale, busy, rate, observation, non_finite, failed, ..."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class ConnectionFailed(RemoteError):
+    """The server could not be reached, or not again, within the patience of the client."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("connection", message)
+
+
+@dataclass(frozen=True)
+class RemoteChunk:
+    """actions: float32 [horizon, action_dim] in robot units; normalized: the same before un-normalisation.
+
+    timing: ms by stage, with the server's queue_ms, infer_ms and total_ms; receipt: what really ran, as plain data.
+    """
+
+    actions: np.ndarray
+    normalized: np.ndarray
+    timing: dict[str, float] = field(default_factory=dict)
+    receipt: dict[str, Any] | None = None
+    weights_version: int = 0
+    episode: str | int | None = None
+    timestamp: float | None = None
+
+
+def write_request(observation: Mapping[str, Any], **options: Any) -> bytes:
+    """An observation with the options that are not None (seed, noise, session, episode, deadline_ms, ...)."""
+    return pack({**observation, **{name: value for name, value in options.items() if value is not None}})
+
+
+def read_answer(message: bytes | str) -> tuple[Any, "RemoteChunk | RemoteError | None"]:
+    """The id of an answer, and its chunk, its error, or None for an acknowledged reset."""
+    if isinstance(message, str):
+        return _read_error(message)
+    content = unpack(message)
+    if "actions" not in content:
+        return content.get("id"), None
+    chunk = RemoteChunk(
+        actions=content["actions"],
+        normalized=content.get("actions_normalized", np.empty((0, 0), np.float32)),
+        timing={**content.get("policy_timing", {}), **content.get("server_timing", {})},
+        receipt=content.get("receipt"),
+        weights_version=content.get("weights_version", 0),
+        episode=content.get("episode"),
+        timestamp=content.get("timestamp"),
+    )
+    return content.get("id"), chunk
+
+
+def read_greeting(message: bytes | str) -> dict[str, Any] | None:
+    """The server's metadata, or None while it reports that it is not ready. Raises RemoteError."""
+    if isinstance(message, bytes):
+        return dict(unpack(message))
+    status = _json_object(message)
+    if "status" in status:
+        return None
+    raise RemoteError(str(status.get("error", "protocol")), str(status.get("message", message[:200])))
+
+
+def waits() -> Iterator[float]:
+    """Seconds to wait before each new attempt: doubling, with jitter so that robots do not return all at once."""
+    wait = FIRST_WAIT
+    while True:
+        yield wait * random.uniform(0.5, 1.0)
+        wait = min(2 * wait, LONGEST_WAIT)
+
+
+def headers(token: str | None) -> dict[str, str] | None:
+    """The header that carries a token."""
+    return None if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _read_error(message: str) -> tuple[Any, RemoteError]:
+    content = _json_object(message)
+    return content.get("id"), RemoteError(str(content.get("error", "failed")), str(content.get("message", message[:2000])))
+
+
+def _json_object(message: str) -> dict[str, Any]:
+    try:
+        content = json.loads(message)
+    except ValueError:  # openpi's own server sends a traceback as text
+        return {}
+    return content if isinstance(content, dict) else {}

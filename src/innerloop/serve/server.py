@@ -1,0 +1,196 @@
+"""From a policy loader to a server: ports, life cycle, signals."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from websockets.asyncio.server import Server as WebsocketServer
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request, Response
+from websockets.typing import Subprotocol
+
+from innerloop.contract import Policy
+from innerloop.serve.access import ServeOptions
+from innerloop.serve.metrics import Metrics
+from innerloop.serve.pages import Pages
+from innerloop.serve.protocol import PROTOCOL
+from innerloop.serve.truth import Truth
+from innerloop.serve.websocket import Connection
+from innerloop.serve.worker import State, Worker
+
+log = logging.getLogger(__name__)
+DRAIN_SECONDS = 30.0  # the longest a shutdown waits for decisions in flight
+
+
+class Transport(Protocol):
+    """A second door beside the websocket: gRPC or ZeroMQ."""
+
+    port: int
+
+    async def start(self) -> None:
+        """Bind and begin to answer."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop accepting, let answers in flight out, unbind."""
+        ...
+
+
+class Server:
+    """Serves one policy until told to stop. Lives in an event loop; `load` runs in the worker's thread."""
+
+    def __init__(self, load: Callable[[], Policy], options: ServeOptions) -> None:
+        options.check()
+        self.options = options
+        self.metrics = Metrics()
+        self.worker = Worker(load, self.metrics, capacity=options.max_clients, limits=options.limits)
+        self.truth = Truth(self.worker, self.metrics, options)
+        self.port = 0
+        self.http_port = 0
+        self._load = load
+        self._pages = Pages(self.worker, self.truth, options.host, options.token)
+        self._loop = asyncio.get_running_loop()
+        self._settled = asyncio.Event()  # ready, or failed for good
+        self._ended = asyncio.Event()
+        self._websockets: WebsocketServer | None = None
+        self._transport: Transport | None = None
+        self._housekeeping: asyncio.Task[None] | None = None
+        self._connected = 0
+
+    async def start(self) -> None:
+        """Bind the ports, then begin to load: clients may connect and wait at once."""
+        options = self.options
+        openpi = options.protocol == "openpi"
+        self._websockets = await serve(
+            self._serve_client,
+            options.host,
+            options.listening_port if openpi else options.http_port,
+            compression=None,
+            max_size=options.max_message,
+            ping_interval=None,  # a robot's own pings are answered; dead peers end with their session
+            process_request=self._answer_http,
+            subprotocols=[Subprotocol(PROTOCOL)],
+            select_subprotocol=_select,
+            ssl=self._tls(),
+            server_header=None,
+        )
+        self.http_port = self.port = next(iter(self._websockets.sockets)).getsockname()[1]
+        if not openpi:
+            self._transport = self._open_transport()
+            await self._transport.start()
+            self.port = self._transport.port
+        self.worker.on_state(self._hear)
+        self.worker.start()
+        self._housekeeping = asyncio.create_task(self._expire_sessions())
+        log.info("%s at %s:%d, page at port %d, warming", options.protocol, options.host, self.port, self.http_port)
+
+    async def ready(self) -> None:
+        """Wait until the policy is warm. Raises what its loader raised."""
+        await self._settled.wait()
+        if self.worker.failure is not None:
+            raise self.worker.failure
+
+    async def replace(self, load: Callable[[], Policy]) -> int:
+        """Swap the policy between two decisions; returns the new weights version."""
+        return await asyncio.wrap_future(self.worker.replace(load))
+
+    async def stop(self) -> None:
+        """Drain: refuse new requests, answer those accepted, close every connection and port."""
+        done = asyncio.wrap_future(self.worker.drain())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done, DRAIN_SECONDS)
+        await asyncio.sleep(0)  # answers of the last decision reach their connections first
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+        if self._transport is not None:
+            await self._transport.stop()
+        if self._websockets is not None:
+            self._websockets.close(code=1001, reason="the server is shutting down")
+            await self._websockets.wait_closed()
+        self._ended.set()
+
+    async def run(self) -> None:
+        """Start, serve until SIGTERM or SIGINT, drain. SIGHUP loads the weights again."""
+        await self.start()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, stop.set)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        try:
+            await self.ready()
+            await stop.wait()
+        finally:
+            await self.stop()
+
+    def _reload(self) -> None:
+        def report(task: "asyncio.Task[int]") -> None:
+            if task.exception() is not None:
+                log.error("the weights were not replaced, the old ones stay: %s", task.exception())
+            else:
+                log.info("weights version %d is in use", task.result())
+
+        self._reloading = asyncio.create_task(self.replace(self._load))
+        self._reloading.add_done_callback(report)
+
+    def _open_transport(self) -> Transport:
+        if self.options.protocol == "lerobot":
+            from innerloop.serve.grpc import LeRobotTransport
+
+            return LeRobotTransport(self.worker, self._settled, self.options)
+        from innerloop.serve.zmq import GrootTransport
+
+        return GrootTransport(self.worker, self._settled, self.options)
+
+    async def _serve_client(self, socket: ServerConnection) -> None:
+        if self._connected >= self.options.max_clients:
+            await socket.close(1013, f"all {self.options.max_clients} places are taken; retry later")
+            return
+        self._connected += 1
+        self.metrics.clients.set(self._connected)
+        try:
+            await Connection(socket, self.worker, self.truth, self.options.rate).serve(self._settled)
+        finally:
+            self._connected -= 1
+            self.metrics.clients.set(self._connected)
+
+    async def _answer_http(self, _: ServerConnection, request: Request) -> Response | None:
+        return await self._pages.answer(request)
+
+    def _hear(self, state: State) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._note, state)
+
+    def _note(self, state: State) -> None:
+        if state is not State.WARMING:
+            self._settled.set()
+        log.info("%s", state)
+
+    async def _expire_sessions(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.session_timeout / 4)
+            self.worker.expire(self.options.session_timeout)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self.options.certificate is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self.options.certificate, self.options.private_key)
+        return context
+
+
+def run_server(load: Callable[[], Policy], options: ServeOptions) -> None:
+    """Serve until SIGTERM or SIGINT. `load` runs in the worker's thread and returns a policy that is warm."""
+
+    async def main() -> None:
+        await Server(load, options).run()
+
+    asyncio.run(main())
+
+
+def _select(_: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    return Subprotocol(PROTOCOL) if PROTOCOL in offered else None
