@@ -1,5 +1,6 @@
 """A small tokenizer that treats text as PaliGemma's does: metaspace BPE, byte fallback, single digits, BOS first."""
 
+import functools
 import importlib
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def sentences() -> list[str]:
     return [f"Task: {task}, State: 12 200 7;\nAction: " for task in tasks] + [f"{task}\n" for task in tasks]
 
 
+@functools.cache
 def train(size: int) -> Tokenizer:
     """A BPE tokenizer of at most `size` ids whose merges never cross a word and never take a digit or a newline."""
     learner = Tokenizer(models.BPE())
