@@ -1,11 +1,12 @@
 """Observation to model inputs and actions back: small numpy steps, each beside its inverse. No device, no model."""
 
 from innerloop.process.action import ActionLimitError, ActionLimits, RelativeActions
-from innerloop.process.build import Edge, flow_processor, synthetic_processor
+from innerloop.process.build import Edge, flow_processor
 from innerloop.process.cameras import Cameras
 from innerloop.process.image import FRAME_BYTES, ImageSpec, resize_with_pad, to_frame
 from innerloop.process.pipeline import Context, Prepared, Processor
 from innerloop.process.state import Normalizer, discretize
+from innerloop.process.synthetic import synthetic_processor
 from innerloop.process.text import Tokenizer
 
 __all__ = [

@@ -86,11 +86,11 @@ class Edge:
     tokenizer: str | Path | None = None
 
 
-_NO_EDGE = Edge()
+NO_EDGE = Edge()
 
 
 @dataclass(frozen=True)
-class _Rules:
+class Rules:
     """Everything decided, before the steps are put together."""
 
     sizes: Sizes
@@ -107,11 +107,11 @@ class _Rules:
     resolution: tuple[int, int]
     edge: Edge
     assets: str | None
-    notes: list[str]
+    notes: Sequence[str]
     names: Sequence[str] | None = None  # of the action dimensions
 
 
-def flow_processor(sizes: Sizes, checkpoint: Parts, edge: Edge = _NO_EDGE, vocabulary: int | None = None) -> Processor:
+def flow_processor(sizes: Sizes, checkpoint: Parts, edge: Edge = NO_EDGE, vocabulary: int | None = None) -> Processor:
     """Raises CheckpointError or ObservationError, naming what is wrong, before any weight is read.
 
     `vocabulary`: rows of the embedding; a tokenizer with more ids is refused.
@@ -123,8 +123,8 @@ def flow_processor(sizes: Sizes, checkpoint: Parts, edge: Edge = _NO_EDGE, vocab
     widths = _widths(sizes, checkpoint, edge, state, action)
     _check_horizon(state, action, widths)
     height, width = checkpoint.config.get("image_resolution") or DEFAULT_RESOLUTION
-    return _processor(
-        _Rules(
+    return assemble(
+        Rules(
             sizes=sizes,
             layout=checkpoint.layout,
             recipe=recipe,
@@ -145,33 +145,8 @@ def flow_processor(sizes: Sizes, checkpoint: Parts, edge: Edge = _NO_EDGE, vocab
     )
 
 
-def synthetic_processor(sizes: Sizes, vocabulary: int) -> Processor:
-    """For random weights: no statistics, a state of any width up to the model's, one token a word."""
-    identity = Normalizer.from_statistics("random weights", "IDENTITY", {})
-    return _processor(
-        _Rules(
-            sizes=sizes,
-            layout="random weights",
-            recipe=Recipe("IDENTITY", "IDENTITY", LEROBOT.eps, sizes.prompt_capacity),
-            convention=LEROBOT,
-            cameras=Cameras(sizes.cameras),
-            widths=Widths(
-                sizes.max_state_dim, sizes.max_state_dim, sizes.max_action_dim, sizes.max_action_dim, sizes.chunk, False
-            ),
-            state=identity,
-            action=identity,
-            relative=None,
-            template=text.LINE if sizes.family == "pi0" else text.TASK_AND_STATE,
-            tokenizer=text.Tokenizer.synthetic(vocabulary),
-            resolution=DEFAULT_RESOLUTION,
-            edge=_NO_EDGE,
-            assets=None,
-            notes=["random weights: nothing is normalised"],
-        )
-    )
-
-
-def _processor(rules: _Rules) -> Processor:
+def assemble(rules: Rules) -> Processor:
+    """Steps in openpi's order: raw, relative, normalised, prompt, padded, frames."""
     widths, edge = rules.widths, rules.edge
     pipeline = Pipeline()
     if edge.limits is not None:
@@ -186,15 +161,16 @@ def _processor(rules: _Rules) -> Processor:
     return Processor(pipeline, rules.cameras, widths, rules.convention.dtype, _facts(rules))
 
 
-def _takes_vector(rules: _Rules) -> bool:
+def _takes_vector(rules: Rules) -> bool:
     return rules.sizes.family == "pi0"
 
 
-def _facts(rules: _Rules) -> dict[str, Any]:
+def _facts(rules: Rules) -> dict[str, Any]:
     """What `Processor.describe` answers: plain data."""
     cameras, widths, edge = rules.cameras, rules.widths, rules.edge
     state_input = "prompt" if rules.template.takes_state else "vector" if _takes_vector(rules) else "none"
     return {
+        "family": rules.sizes.family,
         "layout": rules.layout,
         "cameras": list(cameras.required),
         "empty_cameras": list(cameras.empty),

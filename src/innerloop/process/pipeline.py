@@ -9,18 +9,21 @@ import numpy as np
 from innerloop.contract import ObservationError
 from innerloop.process.action import ActionLimits, RelativeActions, check_finite
 from innerloop.process.cameras import Cameras
-from innerloop.process.image import FRAME_BYTES, ImageSpec, fitted_size, to_frame
+from innerloop.process.image import ImageSpec, fitted_size, to_frame
+from innerloop.process.noise import draw_noise, to_noise
 from innerloop.process.state import Normalizer, discretize, pad, to_state
 from innerloop.process.text import Template, Tokenizer, fit
 
-Windows = Mapping[str, np.ndarray]
+Value = np.ndarray | tuple[np.ndarray, ...]  # an array, or one flat array a row where rows differ in length
+
+_NO_FRAME = np.zeros((1, 1, 3), np.uint8)
 
 
 @dataclass(frozen=True)
 class Context:
     """What the inverse needs of the observation that produced a chunk, and what a comparison reads.
 
-    state: robot units, [n]; normalized_state: the same as the model or its prompt takes it, unpadded.
+    state: robot units, [n]; normalized_state: float32 [n], as the model or its prompt takes it, unpadded.
     """
 
     state: np.ndarray
@@ -31,9 +34,13 @@ class Context:
 
 @dataclass(frozen=True)
 class Prepared:
-    """inputs: the plan's input buffers by name, without `noise`; context: for `finish`."""
+    """inputs: the plan's input buffers by name, without `noise`; context: for `finish`.
 
-    inputs: dict[str, np.ndarray]
+    `frames` is one flat uint8 array a camera, as long as its frame. It may share the caller's memory: read it before
+    the caller changes the image, and do not write to it.
+    """
+
+    inputs: dict[str, Any]
     context: Context
 
 
@@ -45,18 +52,9 @@ class Draft:
     prompt: str
     raw_state: np.ndarray
     state: np.ndarray
-    windows: Windows = field(default_factory=dict)
-    inputs: dict[str, np.ndarray] = field(default_factory=dict)
+    inputs: dict[str, Value] = field(default_factory=dict)
     tokens: int = 0
     text: str = ""
-
-    def window(self, name: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-        """The caller's window of this name, or fresh memory whose content is undefined."""
-        array = self.windows.get(name)
-        if array is None:
-            array = np.empty(shape, dtype)
-        self.inputs[name] = array
-        return array
 
 
 class Step(Protocol):
@@ -140,8 +138,8 @@ class PromptStep:
         bins = discretize(draft.state).tolist() if self.template.takes_state else None
         pieces = self.template.render(draft.prompt, bins)
         ids = self.tokenizer.ids(pieces)
-        draft.window("tokens", (self.capacity,), np.int32)[:] = fit(ids, self.capacity)
-        draft.window("prompt_length", (1,), np.int32)[0] = len(ids)
+        draft.inputs["tokens"] = fit(ids, self.capacity)
+        draft.inputs["prompt_length"] = np.array([len(ids)], np.int32)
         draft.tokens, draft.text = len(ids), "".join(pieces)
 
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
@@ -160,7 +158,7 @@ class WidthStep:
     def forward(self, draft: Draft) -> None:
         """Writes `state`, where the model takes one."""
         if self.state_input:
-            draft.window("state", (self.state_width,), np.float32)[:] = pad(draft.state, self.state_width)
+            draft.inputs["state"] = pad(draft.state, self.state_width)
 
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """The first `action_width` columns."""
@@ -169,27 +167,22 @@ class WidthStep:
 
 @dataclass(frozen=True)
 class FramesStep:
-    """Frames by camera name into their rows; pixels are copied, nothing else."""
+    """Frames by camera name, one row a slot; the pixels themselves are neither changed nor copied."""
 
     cameras: Cameras
     spec: ImageSpec
     resolution: tuple[int, int]
 
     def forward(self, draft: Draft) -> None:
-        """Writes `frames` (only the used bytes), `frame_sizes` and `camera_mask`."""
-        count = len(self.cameras.names)
+        """Writes `frames`, `frame_sizes` and `camera_mask`; a slot without a camera is one black, masked pixel."""
         matched = self.cameras.match(draft.images)
-        frames = draft.window("frames", (count, FRAME_BYTES), np.uint8)
-        sizes = draft.window("frame_sizes", (count, 2), np.int32)
-        mask = draft.window("camera_mask", (count,), np.int32)
-        for row, (name, image) in enumerate(zip(self.cameras.names, matched, strict=True)):
-            if image is None:
-                sizes[row], mask[row] = 1, 0
-                frames[row, :3] = 0
-                continue
-            frame = self._frame(name, image)
-            frames[row, : frame.size] = frame.reshape(-1)
-            sizes[row], mask[row] = frame.shape[:2], 1
+        frames = [
+            _NO_FRAME if image is None else self._frame(name, image)
+            for name, image in zip(self.cameras.names, matched, strict=True)
+        ]
+        draft.inputs["frames"] = tuple(frame.reshape(-1) for frame in frames)
+        draft.inputs["frame_sizes"] = np.array([frame.shape[:2] for frame in frames], np.int32)
+        draft.inputs["camera_mask"] = np.array([image is not None for image in matched], np.int32)
 
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """Nothing."""
@@ -230,18 +223,16 @@ class Processor:
         self._state_dtype = state_dtype
         self._facts = facts
 
-    def prepare(self, observation: Mapping[str, Any], into: Windows | None = None) -> Prepared:
-        """{"images", "state", "prompt"} -> the plan's inputs, written into the given windows or fresh arrays.
-
-        Raises ObservationError. Of `frames` only the bytes of each frame are written.
-        """
+    def prepare(self, observation: Mapping[str, Any]) -> Prepared:
+        """{"images", "state", "prompt"} -> the plan's inputs. Raises ObservationError."""
         _check_keys(observation)
         exact = self.widths.exact_state
         raw = to_state(observation["state"], self.widths.state, self._state_dtype, exact=exact)
-        draft = Draft(observation["images"], observation["prompt"], raw, raw, into or {})
+        draft = Draft(observation["images"], observation["prompt"], raw, raw)
         for step in self._pipeline.forward:
             step.forward(draft)
-        return Prepared(draft.inputs, Context(draft.raw_state, draft.tokens, draft.text, draft.state))
+        context = Context(draft.raw_state, draft.tokens, draft.text, draft.state.astype(np.float32))
+        return Prepared(draft.inputs, context)
 
     def finish(self, normalized: np.ndarray, context: Context) -> np.ndarray:
         """The model's [chunk, max_action_dim] -> float32 [chunk, action_dim] in robot units; a new array.
@@ -258,6 +249,14 @@ class Processor:
         actions = np.array(actions, np.float32, order="C")
         check_finite(actions, "actions")
         return actions
+
+    def noise(self, noise: object = None, seed: int | None = None) -> np.ndarray:
+        """float32 [chunk, max_action_dim]: the given noise, checked and copied, or drawn from the seed."""
+        if noise is not None and seed is not None:
+            raise ObservationError("both noise and seed were given; give one")
+        if noise is not None:
+            return to_noise(noise, self.widths.chunk, self.widths.max_action)
+        return draw_noise(seed, self.widths.chunk, self.widths.max_action)
 
     def describe(self) -> dict[str, Any]:
         """Plain data: cameras, renames, image rules, modes, widths, template, tokenizer, units and notes."""

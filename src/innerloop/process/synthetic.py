@@ -3,32 +3,40 @@
 import zlib
 
 from innerloop.process import text
-from innerloop.process.build import Sizes
+from innerloop.process.build import DEFAULT_RESOLUTION, NO_EDGE, Rules, Sizes, assemble
 from innerloop.process.cameras import Cameras
-from innerloop.process.image import ImageSpec
-from innerloop.process.pipeline import FramesStep, NormalizeStep, Pipeline, Processor, PromptStep, Widths, WidthStep
+from innerloop.process.pipeline import Processor, Widths
+from innerloop.process.recipe import Recipe
 from innerloop.process.state import LEROBOT, Normalizer
 
 RESERVED = 256  # ids below this are a real vocabulary's special and byte tokens
 
 
-def synthetic_processor(sizes: Sizes, vocabulary: int, resolution: tuple[int, int] = (224, 224)) -> Processor:
-    """A Processor of full widths whose normalisation is the identity."""
+def synthetic_processor(sizes: Sizes, vocabulary: int) -> Processor:
+    """The family's own template and steps; normalisation is the identity, a state has any width up to the model's."""
 
     def encode(prompt: str) -> list[int]:
         words = prompt.replace("\n", " \n").split(" ")
         return [RESERVED + zlib.crc32(word.encode()) % (vocabulary - RESERVED) for word in words if word]
 
-    identity = Normalizer.from_statistics("random weights", "IDENTITY", {}, LEROBOT)
-    tokenizer = text.Tokenizer(encode, bos=2, size=vocabulary, source="one token a word (random weights)")
-    cameras = Cameras(sizes.cameras, {}, {})
-    widths = Widths(sizes.max_state_dim, sizes.max_state_dim, sizes.max_action_dim, sizes.max_action_dim, sizes.chunk)
-    pipeline = (
-        Pipeline()
-        .push(NormalizeStep(identity, identity))
-        .push(PromptStep(text.CLEANED_LINE, tokenizer, sizes.prompt_capacity))
-        .push(WidthStep(sizes.max_state_dim, sizes.max_action_dim, state_input=sizes.family == "pi0"))
-        .push(FramesStep(cameras, ImageSpec(), resolution))
+    identity = Normalizer.from_statistics("random weights", "IDENTITY", {})
+    state, action = sizes.max_state_dim, sizes.max_action_dim
+    return assemble(
+        Rules(
+            sizes=sizes,
+            layout="random weights",
+            recipe=Recipe("IDENTITY", "IDENTITY", LEROBOT.eps, sizes.prompt_capacity),
+            convention=LEROBOT,
+            cameras=Cameras(sizes.cameras),
+            widths=Widths(state, state, action, action, sizes.chunk, exact_state=False),
+            state=identity,
+            action=identity,
+            relative=None,
+            template=text.LINE if sizes.family == "pi0" else text.TASK_AND_STATE,
+            tokenizer=text.Tokenizer(encode, bos=2, size=vocabulary, source="one token a word (random weights)"),
+            resolution=DEFAULT_RESOLUTION,
+            edge=NO_EDGE,
+            assets=None,
+            notes=("weights and statistics are made up",),
+        )
     )
-    facts = {"family": sizes.family, "layout": "random weights", "notes": ["weights and statistics are made up"]}
-    return Processor(pipeline, cameras, widths, LEROBOT.dtype, facts)

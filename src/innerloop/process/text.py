@@ -2,7 +2,6 @@
 
 import functools
 import json
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,16 +66,6 @@ class Tokenizer:
             )
         file = _find(Path(path))
         return cls._sentencepiece(file) if file.suffix == ".model" else cls._tokenizers(file)
-
-    @classmethod
-    def synthetic(cls, size: int) -> "Tokenizer":
-        """One id a word, for random weights: the same text gives the same ids, and the length is easy to choose."""
-        first = min(4, size - 1)  # after pad, eos, bos and unknown
-
-        def encode(text: str) -> list[int]:
-            return [first + zlib.crc32(word.encode()) % (size - first) for word in text.split()]
-
-        return cls(encode, min(2, size - 1), size, "synthetic: one id a word")
 
     @classmethod
     def _tokenizers(cls, file: Path) -> "Tokenizer":
