@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from innerloop.contract import Chunk, Plan, Role
+from innerloop.measure.cost import Cost
 from innerloop.measure.distribution import Settled, settle
 
 SEVEN = ("receive", "preprocess", "transfer", "vision", "context", "action", "postprocess")
@@ -34,22 +35,37 @@ class Wire(Protocol):
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What a record says of a policy. weights: "random" or a digest. precision names a matrix rate of the ceilings."""
+
+    policy: str
+    weights: str
+    dtype: str
+    precision: str
+    fingerprint: str
+    batch: int
+    views: int
+    chunk: int
+    steps: int
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A preprocessed observation: plan inputs as arrays, the capacity chosen, and what `finish` needs again."""
 
     inputs: dict[str, np.ndarray]
     capacity: int
+    prompt_tokens: int
     context: Any
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """One decision on the device: outputs, and milliseconds of the copy in, every stage run, and the copy out."""
+    """One decision on the device: outputs, and milliseconds of the copy in and of every stage run."""
 
     outputs: dict[str, np.ndarray]
     transfer_ms: float
     stages_ms: dict[str, float]
-    readback_ms: float
 
 
 class Subject(Protocol):
@@ -65,8 +81,25 @@ class Subject(Protocol):
         """Plans by prompt capacity."""
         ...
 
+    @property
+    def facts(self) -> Facts:
+        """What a record says of it."""
+        ...
+
     def infer(self, observation: Mapping[str, Any], noise: np.ndarray) -> Chunk:
         """The whole call, as users make it."""
+        ...
+
+    def costs(self, prepared: Prepared) -> dict[str, Cost]:
+        """Work of every stage that runs each decision, by the plan's stage names."""
+        ...
+
+    def launches(self, prepared: Prepared) -> dict[str, int]:
+        """Kernels (on a CPU: operators) of every stage, by the plan's stage names."""
+        ...
+
+    def interpret(self, prepared: Prepared) -> np.ndarray:
+        """Normalised actions from the same plan run eagerly, nothing captured."""
         ...
 
     def prepare(self, observation: Mapping[str, Any], noise: np.ndarray) -> Prepared:

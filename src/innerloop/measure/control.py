@@ -1,10 +1,12 @@
 """Control-time roofline: is the policy the limit, or the robot?"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from innerloop.contract import InnerloopError
+from innerloop.measure.record import ControlRecord, ControlRow
 
 DELAYS_MS = (0.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
 
@@ -94,3 +96,32 @@ def horizons(chunk: int) -> list[int]:
     """Executed horizons worth a row: powers of two up to the chunk, and the chunk."""
     powers = [2**power for power in range(chunk.bit_length()) if 2**power < chunk]
     return [*powers, chunk]
+
+
+def control_record(loop: ControlLoop, origin: Mapping[str, Any]) -> ControlRecord:
+    """The loop's figures, and the sweep over network delays and executed horizons. `origin`: fields of every record."""
+    rows = [
+        ControlRow(
+            delay_ms=one.delay_ms,
+            horizon=one.horizon,
+            synchronous_hz=one.synchronous_hz,
+            overlapped_hz=one.overlapped_hz,
+            oldest_observation_ms=one.oldest_observation_ms,
+            bound=one.bound,
+        )
+        for one in sweep(loop, DELAYS_MS, horizons(loop.chunk))
+    ]
+    return ControlRecord(
+        **origin,
+        chunk=loop.chunk,
+        horizon=loop.horizon,
+        control_hz=loop.control_hz,
+        environment_ms=loop.environment_ms,
+        delay_ms=loop.delay_ms,
+        latency_ms=loop.latency_ms,
+        synchronous_hz=loop.synchronous_hz,
+        overlapped_hz=loop.overlapped_hz,
+        bound=loop.bound,
+        flip_ms=loop.flip_ms,
+        rows=rows,
+    )

@@ -44,8 +44,8 @@ svg .label, svg .value { fill: var(--ink); }
 svg .value { font-variant-numeric: tabular-nums; } svg .name { font-weight: 600; } svg .rule { stroke: var(--rule); }
 svg .line { fill: none; stroke-width: 2.2; stroke-linejoin: round; }
 svg .thin { stroke-width: 1.2; stroke-dasharray: 4 3; }
-svg .roof { stroke: var(--soft); fill: var(--soft); } svg polyline.roof { fill: none; }
-svg .here { fill: var(--ink); stroke: var(--card); } svg .other { fill: var(--other); }
+svg polyline.roof { stroke: var(--soft); fill: none; }
+svg .here { fill: var(--ink); } svg .other { fill: var(--other); }
 """
 
 
@@ -72,8 +72,11 @@ def render(records: Sequence[Record], title: str = "innerloop measurements") -> 
 
 def _latency_figures(records: Sequence[LatencyRecord]) -> list[str]:
     caption = "From received bytes to actions in robot units, p50 of each stage. Grey is the host, colour the device."
-    compared = any(record.against for record in records)
-    figures = [_figure("Where the time goes", caption, _legend(SEVEN, compared) + plots.stage_bars(records))]
+    figures = [_figure("Where the time goes", caption, _legend(SEVEN) + plots.stage_bars(records))]
+    compared = [record for record in records if record.against]
+    if compared:
+        caption = "p50 of the whole call, same weights, inputs and noise, one run."
+        figures.append(_figure("Beside the others", caption, plots.against_bars(compared)))
     caption = "Latency that the given share of calls stays within; a flat line is a steady policy."
     figures.append(_figure("How steady it is", caption, plots.distribution(records)))
     for record in records:
@@ -103,10 +106,8 @@ def _figure(title: str, caption: str, body: str) -> str:
     return f"{head}<figure><figcaption>{html.escape(caption)}</figcaption>{body}</figure>"
 
 
-def _legend(names: Sequence[str], compared: bool = False) -> str:
+def _legend(names: Sequence[str]) -> str:
     items = [f'<span><i style="background:var(--{name})"></i>{name}</span>' for name in names]
-    if compared:
-        items.append('<span><i style="background:var(--other)"></i>compared with</span>')
     return f'<div class="legend">{"".join(items)}</div>'
 
 

@@ -18,23 +18,30 @@ def label(record: LatencyRecord) -> str:
 
 
 def stage_bars(records: Sequence[LatencyRecord]) -> str:
-    """The seven stages of each record, and who it was compared with, as stacked bars."""
+    """The seven stages of each record as one stacked bar."""
+    bars = [Bar(label(record), [Segment(n, record.stages[n], f"stage-{n}") for n in SEVEN]) for record in records]
+    return bar_chart(bars, "ms", "Milliseconds a decision by stage")
+
+
+def against_bars(records: Sequence[LatencyRecord]) -> str:
+    """Each record's whole call beside those it was compared with."""
     bars = []
     for record in records:
-        bars.append(Bar(label(record), [Segment(n, record.stages[n], f"stage-{n}") for n in SEVEN]))
-        bars += [Bar(name, [Segment(name, ms, "other")]) for name, ms in record.against.items()]
-    return bar_chart(bars, "ms", "Milliseconds a decision by stage")
+        bars.append(Bar(label(record), [Segment("innerloop", record.p50_ms, "s0")]))
+        bars += [
+            Bar(name, [Segment(name, ms, "other")], f"{number(ms)}, {number(ms / record.p50_ms)}x")
+            for name, ms in record.against.items()
+        ]
+    return bar_chart(bars, "ms", "Milliseconds a decision beside other implementations")
 
 
 def distribution(records: Sequence[LatencyRecord]) -> str:
     """Latency against the share of calls that take longer: a flat line is a steady policy."""
     lines = []
     for index, record in enumerate(records):
-        quantiles = record.quantiles_ms
-        last = len(quantiles) - 1
-        points = [(max(1 - place / last, 1e-3), value) for place, value in enumerate(quantiles)]
-        lines.append(Line(label(record), [(1 / share, value) for share, value in points], f"s{index % _SERIES}"))
-    top = max(record.quantiles_ms[-1] for record in records)
+        points = [(1 / max(1 - float(p) / 100, 1e-3), ms) for p, ms in record.quantiles_ms.items()]
+        lines.append(Line(label(record), points, f"s{index % _SERIES}"))
+    top = max(record.max_ms for record in records)
     x = Axis("share of calls within", 1.0, 1e3, log=True, marks=[(1 / share, name) for share, name in _TAIL])
     return line_chart(lines, x, Axis("ms", 0.0, top * 1.05), "Latency distribution")
 
@@ -69,7 +76,7 @@ def ladder(record: LadderRecord) -> str:
         Bar(
             rung.name,
             [Segment(rung.name, rung.p50_ms, "s0")],
-            f"{number(rung.p50_ms)} ms, {number(first / rung.p50_ms)}x",
+            f"{number(rung.p50_ms)}, {number(first / rung.p50_ms)}x faster",
         )
         for rung in record.rungs
     ]
@@ -121,7 +128,7 @@ def control(record: ControlRecord) -> str:
         ]
     tip = f"measured {number(record.latency_ms)} ms: {number(record.overlapped_hz)} actions/s, {record.bound}-bound"
     here = [(record.latency_ms, record.overlapped_hz)]
-    lines.append(Line("measured", here, "here", joined=False, tips=[tip]))
+    lines.append(Line("", here, "here", joined=False, tips=[tip]))
     y = Axis("actions a second", 0.0, max(1e3 / loop.step_ms, 1e-6) * 1.1)
     return line_chart(lines, Axis("latency of a call, ms", low, high, log=True), y, "Control-time roofline")
 

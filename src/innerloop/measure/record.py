@@ -56,7 +56,11 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyRecord(Record):
-    """One policy's whole call, in milliseconds. `stages` maps the seven stages to their p50."""
+    """One policy's whole call, in milliseconds. `stages` maps the seven stages to their p50.
+
+    quantiles_ms: percent -> milliseconds. unattributed_ms: p50 of the call minus the sum of the stages' p50.
+    agreement: name -> cosine, max_abs of normalised actions. against: name -> p50 of another implementation.
+    """
 
     batch: int
     views: int
@@ -70,12 +74,11 @@ class LatencyRecord(Record):
     p99_ms: float
     max_ms: float
     jitter_ms: float
-    quantiles_ms: list[float]
+    quantiles_ms: dict[str, float]
     ticks: int
     warmup: int
     settled: bool
     launches: int
-    refreshed: list[str]
     stages: dict[str, float]
     stages_p95_ms: dict[str, float]
     stages_p99_ms: dict[str, float]
@@ -305,8 +308,9 @@ def _check(value: Any, hint: Any, path: str) -> Any:
     if origin is dict and isinstance(value, dict):
         _, item = typing.get_args(hint)
         return {str(key): _check(element, item, f"{path}.{key}") for key, element in value.items()}
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    if isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
+    if hint is float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    elif isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     raise RecordError(f"{path} is {value!r}; expected {getattr(hint, '__name__', hint)}")

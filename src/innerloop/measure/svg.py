@@ -5,10 +5,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-WIDTH = 760
+WIDTH = 800
 ROW = 30
 LABEL = 230  # room left of a bar chart for its labels
-LEFT, RIGHT, TOP, BOTTOM = 62, 150, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 62, 190, 14, 44
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def bar_chart(bars: Sequence[Bar], unit: str, title: str) -> str:
             start += segment.value
             tip = f"{bar.label}: {segment.name} {number(segment.value)} {unit}"
             parts.append(_rect(left, y, right - left, ROW - 10, segment.style, tip))
-        parts.append(_text(axis.place(total, LABEL, end) + 6, y + 14, bar.note or f"{number(total)} {unit}", "value"))
+        parts.append(_text(axis.place(total, LABEL, end) + 6, y + 14, bar.note or number(total), "value"))
     parts.append(_text((LABEL + end) / 2, height - 8, unit, "title", "middle"))
     return _svg(height, title, parts)
 
@@ -122,7 +122,8 @@ def line_chart(lines: Sequence[Line], x: Axis, y: Axis, title: str, height: int 
         if line.dots or not line.joined:
             tips = line.tips or [f"{line.name}: {number(a)}, {number(b)}" for a, b in line.points]
             parts += [_dot(a, b, line.style, tip) for (a, b), tip in zip(pixels, tips, strict=True)]
-        labels.append((*pixels[-1], line.name, line.style))
+        if line.joined or line.name:
+            labels.append((*pixels[-1], line.name, line.style))
     parts += _spread_labels(labels, bottom)
     return _svg(height, title, parts)
 

@@ -1,0 +1,69 @@
+"""How alike two chunks of normalised actions are, and when a figure may not be quoted."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from innerloop.contract import InnerloopError
+
+Decide = Callable[[Mapping[str, Any], np.ndarray], np.ndarray]  # observation, noise -> normalised actions
+
+
+class FigureRefused(InnerloopError):
+    """The actions behind a figure are not the right actions, so there is no figure."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The least cosine and the largest absolute difference, on normalised actions."""
+
+    cosine: float
+    max_abs: float
+
+
+REPLAY = Limit(cosine=0.99999, max_abs=1e-3)  # the captured plan against the interpreter, same kernels
+BY_PRECISION = {  # against the official implementation
+    "fp32": Limit(cosine=0.99999, max_abs=1e-4),
+    "bf16": Limit(cosine=0.999, max_abs=0.05),
+    "fp8": Limit(cosine=0.998, max_abs=0.1),
+}
+LOOSEST = Limit(cosine=0.99, max_abs=0.25)  # four bits
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Worst cosine and worst absolute difference over several chunks."""
+
+    cosine: float
+    max_abs: float
+
+    def flat(self) -> dict[str, float]:
+        """For records."""
+        return {"cosine": self.cosine, "max_abs": self.max_abs}
+
+
+def compare(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Agreement:
+    """Chunk by chunk. Raises FigureRefused on different shapes or NaN."""
+    cosines, differences = [], []
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape:
+            raise FigureRefused(f"chunks of shapes {a.shape} and {b.shape} cannot be compared; compare like with like")
+        left, right = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+        length = float(np.linalg.norm(left) * np.linalg.norm(right))
+        cosines.append(float(left @ right) / length if length else float(np.array_equal(left, right)))
+        differences.append(float(np.abs(left - right).max()))
+    worst = Agreement(min(cosines), max(differences))
+    if not np.isfinite([worst.cosine, worst.max_abs]).all():
+        raise FigureRefused("a chunk holds NaN or infinity; run parity to find the stage it comes from")
+    return worst
+
+
+def require(name: str, found: Agreement, limit: Limit) -> None:
+    """Raises FigureRefused where the agreement with `name` is below the limit."""
+    if found.cosine < limit.cosine or found.max_abs > limit.max_abs:
+        raise FigureRefused(
+            f"actions differ from {name}: cosine {found.cosine:.6f} (at least {limit.cosine}), "
+            f"max abs {found.max_abs:.2e} (at most {limit.max_abs}); run parity to find the first stage that differs"
+        )

@@ -1,0 +1,68 @@
+"""The whole call in seven stages, parity gates, on toy stages."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from conftest import ToySubject
+
+from innerloop.measure.agreement import FigureRefused
+from innerloop.measure.bench import Run, bench
+from innerloop.measure.clock import SEVEN, Workload
+from innerloop.measure.record import LatencyRecord, parse
+
+SLOW = {"preprocess": 0.002, "vision": 0.004, "context": 0.003, "action": 0.005, "postprocess": 0.002}
+
+
+@dataclass(frozen=True)
+class Other:
+    """A reference that answers what the toy answers, plus `off`."""
+
+    off: float
+    name: str = "official"
+
+    def infer(self, observation, noise) -> np.ndarray:
+        subject = ToySubject()
+        return subject.profile(subject.prepare(observation, noise)).outputs["actions"] + np.float32(self.off)
+
+
+@pytest.fixture(scope="module")
+def record(module_workload: Workload) -> LatencyRecord:
+    return bench(ToySubject(SLOW), module_workload, Run("innerloop bench toy", ticks=40), [Other(0.0)])
+
+
+def test_stages_sum_to_the_whole_call(record: LatencyRecord) -> None:
+    assert tuple(record.stages) == SEVEN
+    assert sum(record.stages.values()) == pytest.approx(record.p50_ms, rel=0.05)
+    assert record.unattributed_ms == pytest.approx(record.p50_ms - sum(record.stages.values()))
+
+
+@pytest.mark.parametrize("stage", ["preprocess", "vision", "context", "action", "postprocess"])
+def test_a_slowed_stage_is_found(stage: str, workload: Workload) -> None:
+    found = bench(ToySubject({stage: 0.01}), workload, Run("", ticks=12)).stages
+    assert max(found, key=lambda name: found[name]) == stage
+
+
+def test_host_share_and_bounds(record: LatencyRecord) -> None:
+    assert record.host_share == pytest.approx(4 / 16, abs=0.05)
+    assert record.stages_bound["preprocess"] == record.stages_bound["postprocess"] == "host"
+    assert record.stages_flops["vision"] > 0
+    assert 0 < record.stages_roof_percent["vision"] < 100
+    assert record.launches == sum(record.stages_launches.values()) > 0
+
+
+def test_the_record_is_valid_and_names_what_it_was_compared_with(record: LatencyRecord) -> None:
+    assert parse(record.to_json()) == record
+    assert record.agreement["official"]["max_abs"] == 0
+    assert record.against["official"] > 0
+    assert (record.weights, record.views, record.frames) == ("random", 2, "32x32 raw")
+
+
+def test_no_figure_when_the_captured_plan_differs_from_the_interpreter(workload: Workload) -> None:
+    with pytest.raises(FigureRefused, match="interpreter"):
+        bench(ToySubject(wrong=0.01), workload, Run("", ticks=8))
+
+
+def test_no_figure_when_the_official_actions_differ(workload: Workload) -> None:
+    with pytest.raises(FigureRefused, match="official"):
+        bench(ToySubject(), workload, Run("", ticks=8), [Other(0.5)])

@@ -1,0 +1,67 @@
+"""The schema refuses what is missing, extra or of a wrong type."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import make_records
+
+from innerloop.measure.record import SCHEMAS, RecordError, load, parse
+
+KINDS = sorted(make_records())
+
+
+def test_there_is_a_sample_of_every_kind() -> None:
+    assert KINDS == sorted(SCHEMAS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_survives_its_file(kind: str, tmp_path: Path) -> None:
+    record = make_records()[kind]
+    record.save(tmp_path / "r.json")
+    assert load(tmp_path / "r.json") == record
+    assert json.loads((tmp_path / "r.json").read_text())["kind"] == kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_missing_field_is_named(kind: str) -> None:
+    whole = make_records()[kind].to_json()
+    for name in whole:
+        with pytest.raises(RecordError, match=name):
+            parse({key: value for key, value in whole.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra": 1}, "extra"),
+        ({"p50_ms": "12"}, "p50_ms"),
+        ({"p50_ms": float("nan")}, "p50_ms"),
+        ({"ticks": 12.5}, "ticks"),
+        ({"ticks": True}, "ticks"),
+        ({"stages": {"vision": "1"}}, "stages.vision"),
+        ({"kind": "unheard"}, "unheard"),
+    ],
+)
+def test_wrong_fields_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        parse(make_records()["latency"].to_json() | change)
+
+
+def test_nested_rows_are_checked() -> None:
+    data = make_records()["ladder"].to_json()
+    del data["rungs"][1]["launches"]
+    with pytest.raises(RecordError, match=r"rungs\[1\].*launches"):
+        parse(data)
+
+
+def test_a_file_that_is_no_record(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text("[]")
+    with pytest.raises(RecordError, match="list"):
+        load(tmp_path / "r.json")
+
+
+def test_every_committed_record_is_valid() -> None:
+    for path in Path(__file__).parents[3].glob("bench/records/*.json"):
+        load(path)
