@@ -1,14 +1,114 @@
-"""Few-row linears (1 to 64 rows) with fused prologue and epilogue, for an action expert whose weights are re-read each step.
+"""Few-row linears (1 to 64 rows) with fused prologue and epilogue, for an action expert that re-reads its weights each step.
 
 On a GPU with bulk copies (compute capability 9.0 and up) weights are packed once, and inside `chain()` each kernel
-loads its weights while its predecessor computes. Elsewhere, with dense weights, the same functions run as a composition.
+loads its weights while its predecessor computes. With dense weights the same functions are composed of other ops.
 """
 
-from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from innerloop.kernels.select import on_device
-from innerloop.kernels.skinny import reference
+from innerloop.kernels.select import on_device, unfused
+from innerloop.kernels.skinny import compose, cuda, reference
+from innerloop.kernels.skinny.compile import available
+from innerloop.kernels.skinny.cuda import chain
 from innerloop.kernels.skinny.packing import Packed, pack, unpack
+
+__all__ = [
+    "Packed",
+    "attend",
+    "chain",
+    "norm_glu",
+    "norm_project_step",
+    "norm_qkv_rope",
+    "pack",
+    "project_in",
+    "project_residual",
+    "supported",
+    "unpack",
+]
+
+
+def supported(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
+    """Whether packed weights can be multiplied here: bfloat16, 1 to 64 rows, bulk copies, a run-time compiler."""
+    if device.type != "cuda" or dtype is not torch.bfloat16 or not 1 <= rows <= cuda.MAX_ROWS:
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 9 and available()
+
+
+def norm_qkv_rope(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor | Packed,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+) -> Tensor:
+    """x [B, T, K] -> q [B, T, heads, D]: RMSNorm * (1 + scale) + shift, QKV product, half-split rotation of q and k.
+
+    weight [(heads + 2 kv_heads) D, K] (packed with pair = D / 2), cos and sin float32 [B, T, D / 2]. K/V go to rows
+    start .. start + T of the caches [B, S, kv_heads, D].
+    """
+    run = _implementation(x, weight).norm_qkv_rope
+    q: Tensor = run(x, scale, shift, eps, weight, cos, sin, heads, kv_heads, k_cache, v_cache, start)
+    return q
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, start: int) -> Tensor:
+    """q [B, T, heads, D], k and v [B, S, kv_heads, D], key_valid int32 [B, S] or None -> [B, T, heads * D].
+
+    Rows from `start` on are those that `norm_qkv_rope` just wrote; in a chain the others are read ahead of it.
+    """
+    fits = on_device(q) and not unfused(q) and cuda.can_attend(q, k)
+    out: Tensor = (cuda if fits else compose if on_device(q) else reference).attend(q, k, v, key_valid, scale, start)
+    return out
+
+
+def project_residual(y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor) -> Tensor:
+    """y [B, T, K], weight [N, K], gate [N] or None, residual [B, T, N] -> residual + gate * (y W^T)."""
+    out: Tensor = _implementation(y, weight).project_residual(y, weight, gate, residual)
+    return out
+
+
+def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor | Packed) -> Tensor:
+    """x [B, T, K], weight [2 F, K], gate rows first (packed with pair = F) -> gelu_tanh(gate) * up of the normed x."""
+    out: Tensor = _implementation(x, weight).norm_glu(x, scale, shift, eps, weight)
+    return out
+
+
+def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """state float32 [B, T, A], weight [K, A], bias [K] -> [B, T, K] in dtype, summed in fp32."""
+    few = _few(state, weight, bias, dtype)
+    out: Tensor = (cuda if few else compose if on_device(state) else reference).project_in(state, weight, bias, dtype)
+    return out
+
+
+def norm_project_step(
+    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor, bias: Tensor, state: Tensor, dt: float
+) -> Tensor:
+    """state + dt * (normed x W^T + b) in fp32: x [B, T, K], weight [A, K], state float32 [B, T, A]."""
+    few = _few(state, weight, bias, x.dtype)
+    module = cuda if few else compose if on_device(x) else reference
+    out: Tensor = module.norm_project_step(x, scale, shift, eps, weight, bias, state, dt)
+    return out
+
+
+def _implementation(x: Tensor, weight: Tensor | Packed) -> ModuleType:
+    if not on_device(x):
+        return reference
+    return cuda if isinstance(weight, Packed) and not unfused(x) else compose
+
+
+def _few(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> bool:
+    if unfused(state) or not on_device(state) or state.numel() == 0:
+        return False
+    floats = weight.dtype is torch.float32 and bias.dtype is torch.float32 and state.dtype is torch.float32
+    rows = state.numel() // state.shape[-1]
+    return floats and cuda.can_step(state, weight) and supported(state.device, dtype, rows)

@@ -41,9 +41,7 @@ def machine_code(name: str, defines: Mapping[str, int], capability: int) -> byte
 
 
 @cache
-def kernel(
-    name: str, defines: tuple[tuple[str, int], ...], capability: int, shared_bytes: int, device: int
-) -> Any:
+def kernel(name: str, defines: tuple[tuple[str, int], ...], capability: int, shared_bytes: int, device: int) -> Any:
     """A CUfunction of the current context (of `device`) that may use `shared_bytes` of dynamic shared memory."""
     driver = _bindings()[0]
     code = machine_code(name, dict(defines), capability)
@@ -60,7 +58,13 @@ def kernel(
 
 
 def launch(
-    function: Any, grid: int, threads: int, shared_bytes: int, cluster: int, dependent: bool, arguments: ctypes.Structure
+    function: Any,
+    grid: int,
+    threads: int,
+    shared_bytes: int,
+    cluster: int,
+    dependent: bool,
+    arguments: ctypes.Structure,
 ) -> None:
     """Launches on torch's current stream; `dependent`: may start before its predecessor ends."""
     driver = _bindings()[0]
@@ -100,7 +104,9 @@ def _checked(result: tuple[Any, ...], call: str) -> Any:
 
 def _compile(name: str, source: str, options: list[str]) -> bytes:
     nvrtc = _bindings()[1]
-    program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []), "nvrtcCreateProgram")
+    program = _checked(
+        nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []), "nvrtcCreateProgram"
+    )
     status = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])[0]
     if int(status) != 0:
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")

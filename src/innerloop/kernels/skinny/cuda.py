@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from innerloop.contract.errors import InnerloopError
-from innerloop.kernels.launch import Launch, Limits, Shape, Table, choose
+from innerloop.kernels.launch import Launch, Limits, Shape, Table, choose, limits
 from innerloop.kernels.skinny import compile
 from innerloop.kernels.skinny.packing import Packed
 
@@ -51,7 +51,10 @@ class StepArgs(ctypes.Structure):
     """`Args` of source/step.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "scale", "shift", "weight_out", "bias_out", "weight_in", "bias_in")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", "scale", "shift", "weight_out", "bias_out", "weight_in", "bias_in")
+        ),
         *((name, ctypes.c_void_p) for name in ("state", "next_state", "out")),
         ("eps", ctypes.c_float),
         ("dt", ctypes.c_float),
@@ -135,6 +138,23 @@ def attention_bytes(tokens: int, keys: int) -> int:
     return chunk * (576 + 528) + rows * (chunk + 4) * 4 + pushed + 16 + ceil(chunk / 16) * 16
 
 
+def can_attend(q: Tensor, k: Tensor) -> bool:
+    """Whether `attend` takes these: heads of 256, bfloat16, keys and pushed sums within shared memory."""
+    _, tokens, _, dim = q.shape
+    if dim != ATTENTION_DIM or q.dtype is not torch.bfloat16 or tokens > MAX_ROWS or attention_chunk(k.shape[1]) > 256:
+        return False
+    own = limits(q.device)
+    return own.capability >= 90 and attention_bytes(tokens, k.shape[1]) <= own.shared_bytes
+
+
+def can_step(state: Tensor, weight: Tensor) -> bool:
+    """Whether the step kernel takes this action width, model width and their weight."""
+    actions = state.shape[-1]
+    width = weight.numel() // actions
+    fits = width * actions * 4 <= limits(state.device).shared_bytes
+    return actions <= 32 and width % 1024 == 0 and width <= 2048 and fits
+
+
 def norm_qkv_rope(
     x: Tensor,
     scale: Tensor,
@@ -199,10 +219,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: flo
     batch, tokens, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
     _need_contiguous("q", q)
-    if dim != ATTENTION_DIM or attention_chunk(keys) > 256 or tokens > MAX_ROWS:
+    if not can_attend(q, k):
         raise InnerloopError(
-            f"attend takes heads of width {ATTENTION_DIM}, at most {MAX_ROWS} tokens and 2048 keys, not width {dim}, "
-            f"{tokens} tokens, {keys} keys; use kernels.attention"
+            f"attend takes bfloat16 heads of width {ATTENTION_DIM} and at most {MAX_ROWS} tokens and 2048 keys within "
+            f"shared memory, not {q.dtype}, width {dim}, {tokens} tokens, {keys} keys; use kernels.attention"
         )
     out = torch.empty(batch, tokens, heads * dim, dtype=q.dtype, device=q.device)
     batch_stride, row_stride = _strides("k and v", k, v)

@@ -1,0 +1,63 @@
+"""The same functions made of other ops, for dense weights: GPUs without bulk copies, more rows than the kernels take."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from innerloop.kernels.activation import glu
+from innerloop.kernels.attention import attention
+from innerloop.kernels.euler import project_and_step
+from innerloop.kernels.linear import linear
+from innerloop.kernels.norm import modulated_rms_norm
+from innerloop.kernels.rope import rotate_and_store
+from innerloop.kernels.skinny.packing import Packed
+from innerloop.kernels.skinny.reference import dense
+
+
+def norm_qkv_rope(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor | Packed,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+) -> Tensor:
+    """As reference.norm_qkv_rope."""
+    qkv = linear(modulated_rms_norm(x, scale, shift, eps), dense(weight))
+    return rotate_and_store(qkv, cos, sin, heads, kv_heads, k_cache, v_cache, start)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, start: int) -> Tensor:
+    """As reference.attend."""
+    return attention(q, k, v, key_valid, scale)
+
+
+def project_residual(y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor) -> Tensor:
+    """As reference.project_residual."""
+    delta = linear(y, dense(weight))
+    if gate is None:
+        return residual + delta
+    return torch.addcmul(residual.float(), delta.float(), gate.float()).to(residual.dtype)
+
+
+def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor | Packed) -> Tensor:
+    """As reference.norm_glu."""
+    return glu(linear(modulated_rms_norm(x, scale, shift, eps), dense(weight)), "gelu_tanh")
+
+
+def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """As reference.project_in."""
+    return F.linear(state.float(), weight.float(), bias.float()).to(dtype)
+
+
+def norm_project_step(
+    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor, bias: Tensor, state: Tensor, dt: float
+) -> Tensor:
+    """As reference.norm_project_step."""
+    return project_and_step(modulated_rms_norm(x.float(), scale, shift, eps), weight, bias, state, dt)

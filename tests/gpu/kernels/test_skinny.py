@@ -1,0 +1,232 @@
+"""The few-row kernels on a GPU: against fp32, over NaN-poisoned outputs, and under dependent launch with late producers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from innerloop.kernels.skinny import cuda, reference
+from innerloop.kernels.skinny.packing import pack
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9, reason="needs bulk copies"
+)
+
+WIDTH, HEADS, DIM, MLP, ACTIONS, EPS = 1024, 8, 256, 4096, 32, 1e-6
+
+
+def random(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
+
+
+@dataclass
+class Layer:
+    """Weights, tables, inputs and cache of one expert layer, dense beside packed."""
+
+    batch: int
+    tokens: int
+    keys: int
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.tokens * 7 + self.batch)
+        b, t = self.batch, self.tokens
+        self.qkv = random((HEADS + 2) * DIM, WIDTH, scale=WIDTH**-0.5)
+        self.out = random(WIDTH, HEADS * DIM, scale=(HEADS * DIM) ** -0.5)
+        self.gate_up = random(2 * MLP, WIDTH, scale=WIDTH**-0.5)
+        self.down = random(WIDTH, MLP, scale=MLP**-0.5)
+        self.x, self.y, self.h = random(b, t, WIDTH), random(b, t, HEADS * DIM), random(b, t, MLP)
+        self.scale, self.shift, self.gate = (random(WIDTH, scale=0.3, dtype=torch.float32) for _ in range(3))
+        angle = random(b, t, DIM // 2, scale=3.0, dtype=torch.float32)
+        self.cos, self.sin = angle.cos(), angle.sin()
+        self.start = self.keys - t
+        self.k, self.v = random(b, self.keys, 1, DIM), random(b, self.keys, 1, DIM)
+        self.valid = torch.ones(b, self.keys, dtype=torch.int32, device="cuda")
+        self.valid[:, self.keys // 3 : self.keys // 2] = 0
+        self.q = random(b, t, HEADS, DIM)
+        self.state = random(b, t, ACTIONS, dtype=torch.float32)
+        self.action_in = random(WIDTH, ACTIONS, scale=ACTIONS**-0.5, dtype=torch.float32)
+        self.action_out = random(ACTIONS, WIDTH, scale=WIDTH**-0.5, dtype=torch.float32)
+        self.bias_in, self.bias_out = random(WIDTH, dtype=torch.float32), random(ACTIONS, dtype=torch.float32)
+
+
+def error(out: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((out.double() - truth.double()).norm() / truth.double().norm())
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_allocations() -> object:
+    """Every torch.empty is NaN."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+SIZES = [
+    (1, 1, 65),
+    (1, 7, 333),
+    (1, 8, 586),
+    (1, 10, 586),
+    (1, 16, 1017),
+    (2, 10, 722),
+    (1, 33, 300),
+    (1, 50, 626),
+    (1, 64, 850),
+]
+
+
+@pytest.mark.parametrize(("batch", "tokens", "keys"), SIZES)
+def test_against_fp32(batch: int, tokens: int, keys: int) -> None:
+    layer = Layer(batch, tokens, keys)
+    for modulated in (True, False):
+        shift, gate = (layer.shift, layer.gate) if modulated else (None, None)
+        k, v = torch.full_like(layer.k, torch.nan), torch.full_like(layer.v, torch.nan)
+        k32, v32 = k.float(), v.float()
+        rest = (layer.cos, layer.sin, HEADS, 1)
+        q = cuda.norm_qkv_rope(layer.x, layer.scale, shift, EPS, pack(layer.qkv, DIM // 2), *rest, k, v, layer.start)
+        truth = reference.norm_qkv_rope(
+            layer.x.float(), layer.scale, shift, EPS, layer.qkv.float(), *rest, k32, v32, layer.start
+        )
+        assert error(q, truth) < 6e-3
+        assert error(k[:, layer.start :], k32[:, layer.start :]) < 6e-3
+        assert error(v[:, layer.start :], v32[:, layer.start :]) < 6e-3
+        assert k[:, : layer.start].isnan().all()
+        h = cuda.norm_glu(layer.x, layer.scale, shift, EPS, pack(layer.gate_up, MLP))
+        assert error(h, reference.norm_glu(layer.x.float(), layer.scale, shift, EPS, layer.gate_up.float())) < 6e-3
+        for y, weight in ((layer.y, layer.out), (layer.h, layer.down)):
+            out = cuda.project_residual(y, pack(weight), gate, layer.x)
+            assert error(out, reference.project_residual(y.float(), weight.float(), gate, layer.x.float())) < 4e-3
+
+
+@pytest.mark.parametrize(("batch", "tokens", "keys"), SIZES)
+def test_attend_against_fp32(batch: int, tokens: int, keys: int) -> None:
+    layer = Layer(batch, tokens, keys)
+    scale = DIM**-0.5
+    for valid in (layer.valid, None):
+        k, v = layer.k.clone(), layer.v.clone()
+        if valid is not None:
+            k[valid == 0] = torch.nan
+            v[valid == 0] = torch.nan
+        out = cuda.attend(layer.q, k, v, valid, scale, layer.start)
+        truth = reference.attend(layer.q.float(), k.float(), v.float(), valid, scale, layer.start)
+        assert error(out, truth) < 6e-3
+    nothing = cuda.attend(layer.q, layer.k, layer.v, torch.zeros_like(layer.valid), scale, layer.start)
+    assert (nothing == 0).all()
+
+
+@pytest.mark.parametrize(("batch", "tokens", "keys"), SIZES[:6])
+def test_steps_against_fp32(batch: int, tokens: int, keys: int) -> None:
+    layer = Layer(batch, tokens, keys)
+    x = cuda.project_in(layer.state, layer.action_in, layer.bias_in, torch.bfloat16)
+    truth = reference.project_in(layer.state, layer.action_in, layer.bias_in, torch.float32)
+    assert error(x, truth) < 3e-3
+    for shift in (layer.shift, None):
+        args = (layer.scale, shift, EPS, layer.action_out, layer.bias_out, layer.state, -0.1)
+        stepped = cuda.norm_project_step(layer.x, *args)
+        assert error(stepped, reference.norm_project_step(layer.x.float(), *args)) < 1e-5
+
+
+def _pairs(
+    layer: Layer,
+) -> dict[str, tuple[Callable[[], list[torch.Tensor]], Callable[[list[torch.Tensor]], torch.Tensor]]]:
+    """Producer (its outputs: what the consumer may only read late) and consumer, for each neighbour in a step."""
+    qkv, out = pack(layer.qkv, DIM // 2), pack(layer.out)
+    gate_up, down = pack(layer.gate_up, MLP), pack(layer.down)
+    new_k, new_v = (c[:, layer.start :] for c in (layer.k, layer.v))
+
+    def make_qkv(x: torch.Tensor) -> list[torch.Tensor]:
+        q = cuda.norm_qkv_rope(
+            x, layer.scale, layer.shift, EPS, qkv, layer.cos, layer.sin, HEADS, 1, layer.k, layer.v, layer.start
+        )
+        return [q, new_k, new_v]
+
+    def mix(q: torch.Tensor) -> torch.Tensor:
+        return cuda.attend(q, layer.k, layer.v, layer.valid, DIM**-0.5, layer.start)
+
+    def glu(x: torch.Tensor) -> torch.Tensor:
+        return cuda.norm_glu(x, layer.scale, layer.shift, EPS, gate_up)
+
+    def residual(y: torch.Tensor, weight: cuda.Packed) -> torch.Tensor:
+        return cuda.project_residual(y, weight, layer.gate, layer.x)
+
+    def enter() -> torch.Tensor:
+        return cuda.project_in(layer.state, layer.action_in, layer.bias_in, torch.bfloat16)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return cuda.norm_project_step(
+            x, layer.scale, layer.shift, EPS, layer.action_out, layer.bias_out, layer.state, -0.1
+        )
+
+    return {
+        "enter-qkv": (lambda: [enter()], lambda o: make_qkv(o[0])[0]),
+        "qkv-attend": (lambda: make_qkv(layer.x), lambda o: mix(o[0])),
+        "attend-out": (lambda: [mix(layer.q)], lambda o: residual(o[0], out)),
+        "out-glu": (lambda: [residual(layer.y, out)], lambda o: glu(o[0])),
+        "glu-down": (lambda: [glu(layer.x)], lambda o: residual(o[0], down)),
+        "down-qkv": (lambda: [residual(layer.h, down)], lambda o: make_qkv(o[0])[0]),
+        "down-step": (lambda: [residual(layer.h, down)], lambda o: step(o[0])),
+        "step-enter": (
+            lambda: [step(layer.x)],
+            lambda o: cuda.project_in(o[0], layer.action_in, layer.bias_in, torch.bfloat16),
+        ),
+    }
+
+
+PAIRS = ["enter-qkv", "qkv-attend", "attend-out", "out-glu", "glu-down", "down-qkv", "down-step", "step-enter"]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_late_producer_is_waited_for(name: str) -> None:
+    """1,000 replays with stores 20 us late are bit-equal; a consumer that does not wait is caught."""
+    torch.use_deterministic_algorithms(False)
+    layer = Layer(1, 10, 586)
+    producer, consumer = _pairs(layer)[name]
+    expected = consumer(producer()).clone()
+
+    def capture(**consumer_defines: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        def both() -> torch.Tensor:
+            with cuda.chain():
+                with cuda.compiled_with(DELAY=20):
+                    made = producer()
+                with cuda.compiled_with(**consumer_defines):
+                    result = consumer(made)
+            for tensor in made:
+                tensor.fill_(torch.nan)
+            return result
+
+        both()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = both()
+        return graph, result
+
+    graph, result = capture()
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        graph.replay()
+        wrong += (result != expected).sum()
+    assert int(wrong) == 0
+    graph, result = capture(UNGUARDED=1)
+    graph.replay()
+    assert not torch.equal(result, expected)
+
+
+def test_a_captured_chain_keeps_its_dependent_launches_and_its_bits() -> None:
+    from cuda.bindings import driver
+
+    torch.use_deterministic_algorithms(False)
+    layer = Layer(1, 10, 586)
+    producer, consumer = _pairs(layer)["glu-down"]
+    expected = consumer(producer()).clone()
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph), cuda.chain():
+        result = consumer(producer())
+    _, _, _, edges, _ = driver.cuGraphGetEdges(graph.raw_cuda_graph(), 16)
+    kinds = [int(e.type) for e in edges]
+    assert int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC) in kinds
+    graph.instantiate()
+    for _ in range(100):
+        result.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(result, expected)
