@@ -26,7 +26,9 @@ CheckpointPath = Annotated[Path, typer.Argument(metavar="CKPT", help="checkpoint
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; default: a GPU if there is one")]
 Precision = Annotated[str | None, typer.Option(help="bf16 or fp32; default: bf16 on a GPU, fp32 on a CPU")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
-TokenizerPath = Annotated[Path | None, typer.Option(help="tokenizer.json or SentencePiece .model, if the checkpoint has none")]
+TokenizerPath = Annotated[
+    Path | None, typer.Option(help="tokenizer.json or SentencePiece .model, if the checkpoint has none")
+]
 Assets = Annotated[str | None, typer.Option(help="which statistics set, where an openpi checkpoint has several")]
 Adapter = Annotated[Path | None, typer.Option(help="PEFT LoRA directory to merge at load")]
 Horizon = Annotated[int | None, typer.Option(help="action horizon, for openpi directories that do not state it")]
@@ -130,7 +132,9 @@ def doctor(as_json: Json = False) -> None:
     else:
         marks = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]bad [/]"}
         for f in findings:
-            out.print(f"{marks[f.state]} {f.check}: {f.found}" + (f" - {f.remedy}" if f.remedy else ""), highlight=False)
+            out.print(
+                f"{marks[f.state]} {f.check}: {f.found}" + (f" - {f.remedy}" if f.remedy else ""), highlight=False
+            )
     if any(f.state == "bad" for f in findings):
         raise typer.Exit(1)
 

@@ -18,7 +18,6 @@ from innerloop.blocks.flow_config import FlowConfig
 from innerloop.contract import (
     CheckpointError,
     Chunk,
-    NonFiniteError,
     ObservationError,
     Plan,
     PrecisionError,
@@ -27,11 +26,12 @@ from innerloop.contract import (
 )
 from innerloop.kernels import Kernels, skinny
 from innerloop.policies import FAMILIES, Family, detect
-from innerloop.process.pipeline import Processor, flow_processor
+from innerloop.process.build import Edge, flow_processor
+from innerloop.process.pipeline import Processor
+from innerloop.process.synthetic import synthetic_processor
 from innerloop.runtime.machine import Machine
 from innerloop.weights import (
     Account,
-    Checkpoint,
     MemoryPlan,
     TensorSource,
     digest_json,
@@ -75,6 +75,7 @@ class LoadedPolicy:
     account: Account | None
     memory: MemoryPlan
     fingerprint: str
+    packed: bool  # the expert's products are in the few-row kernels' layout
     seconds: Mapping[str, float] = field(default_factory=dict)  # of each part of loading
 
     @property
@@ -98,17 +99,17 @@ class LoadedPolicy:
             "batch": self.placement.batch,
             "engine": __version__,
             "memory": self.memory.by_role(),
-            **self.processor.describe(),
+            "state_dim": self.processor.widths.state,
+            "action_dim": self.processor.widths.action,
+            "processing": self.processor.describe(),
         }
 
     @property
     def kernels(self) -> str:
-        """What really runs: `reference` on a CPU, else the kernel level, and whether the expert's few-row kernels do."""
+        """What really runs: reference, operators or fused; `+skinny` where the expert's few-row CUDA kernels do."""
         if self.placement.device.type == "cpu":
             return "reference"
-        rows = self.placement.batch * self.config.chunk
-        few = self.placement.kernels == "fused" and skinny.supported(self.placement.device, self.placement.dtype, rows)
-        return f"{self.placement.kernels}{'+skinny' if few else ''}"
+        return f"{self.placement.kernels}{'+skinny' if self.packed else ''}"
 
     def infer(
         self,
@@ -120,24 +121,18 @@ class LoadedPolicy:
     ) -> Chunk:
         """One decision from {"images": {camera: uint8 HWC}, "state": float [n], "prompt": str}.
 
-        noise float32 [horizon, max_action_dim] pins the solver's start; seed draws it from torch's CPU generator
-        (LeRobot on a CPU draws the same); neither draws fresh noise. Raises ObservationError and NonFiniteError.
+        noise float32 [horizon, max_action_dim] pins the solver's start; seed draws the same on every machine;
+        neither draws fresh noise. Raises ObservationError and NonFiniteError.
         """
         started = time.perf_counter()
         prepared = self.processor.prepare(observation)
         tokens = int(prepared.inputs["prompt_length"][0])
         capacity = self.capacity(tokens)
-        inputs = {**prepared.inputs, "noise": self.noise(noise, seed)}
+        inputs = {**prepared.inputs, "noise": self.processor.noise(noise, seed)}
         processed = time.perf_counter()
         decision = self.runtime.decide(session, inputs, capacity)
         decided = time.perf_counter()
         normalized = decision.outputs["actions"]
-        if not np.isfinite(normalized).all():
-            step, dim = np.argwhere(~np.isfinite(normalized))[0]
-            raise NonFiniteError(
-                f"the model's action at step {step}, dimension {dim} is not finite; no action is returned. "
-                "Check the checkpoint (innerloop parity) and the precision"
-            )
         actions = self.processor.finish(normalized, prepared.context)
         ended = time.perf_counter()
         timing = {
@@ -157,25 +152,6 @@ class LoadedPolicy:
         raise ObservationError(
             f"the prompt has {tokens} tokens; this checkpoint holds {max(self.plans)}. Shorten the prompt"
         )
-
-    def noise(self, noise: np.ndarray | None, seed: int | None) -> np.ndarray:
-        """float32 [horizon, max_action_dim], given, seeded or fresh. Raises ObservationError on a wrong shape."""
-        shape = (self.config.chunk, self.config.max_action_dim)
-        if noise is None:
-            generator = torch.Generator()
-            if seed is None:
-                generator.seed()
-            else:
-                generator.manual_seed(seed)
-            return torch.randn(shape, generator=generator).numpy()
-        if seed is not None:
-            raise ObservationError("both noise and seed were given; give one")
-        given = np.asarray(noise)
-        if given.shape != shape or not np.issubdtype(given.dtype, np.floating):
-            raise ObservationError(f"noise is {given.dtype} {list(given.shape)}; it must be float {list(shape)}")
-        if not np.isfinite(given).all():
-            raise ObservationError("noise holds NaN or infinity")
-        return given.astype(np.float32)
 
     def session(self, name: str) -> Any:
         """The state of one robot or episode: snapshot, restore, fork, reset."""
@@ -214,6 +190,7 @@ def load(
     tokenizer: str | Path | None = None,
     assets: str | None = None,
     adapter: str | Path | None = None,
+    normalization: str | None = None,
     memory_cap: int | None = None,
     batch: int = 1,
     kernels: Kernels = "fused",
@@ -223,6 +200,7 @@ def load(
 
     precision: fp32 or bf16 (default bf16 on CUDA, fp32 elsewhere). horizon: only where an openpi directory does not
     state it. rename: robot camera name -> checkpoint camera name. assets: which statistics, where there are several.
+    normalization: the mode of an openpi directory trained with another than its family's.
     memory_cap: bytes. Raises CheckpointError, MemoryPlanError or PrecisionError before weights are read where it can.
     """
     started = time.perf_counter()
@@ -230,19 +208,8 @@ def load(
     checkpoint = open_checkpoint(Path(path), assets=assets, adapter=Path(adapter) if adapter else None)
     family = detect(checkpoint)
     config = family.config(checkpoint, horizon)
-    processor = flow_processor(
-        config.family,
-        checkpoint.config,
-        checkpoint.preprocessor,
-        checkpoint.postprocessor,
-        checkpoint.statistics,
-        tokenizer=Path(tokenizer) if tokenizer else checkpoint.tokenizer,
-        cameras=config.cameras,
-        capacity=config.prompt_capacity,
-        dims=(config.max_state_dim, config.max_action_dim),
-        chunk=config.chunk,
-        rename=rename,
-    )
+    edge = Edge(rename=rename or {}, normalization=normalization, tokenizer=tokenizer)
+    processor = flow_processor(config, checkpoint, edge, config.language.vocab_size)
     identity = {
         "statistics": statistics_digest(checkpoint.statistics),
         "processors": processors_digest(checkpoint.preprocessor, checkpoint.postprocessor),
@@ -271,13 +238,7 @@ def random_policy(
     kind = FAMILIES[family]
     config = flow_config.default(family, cameras, chunk, steps, kind.prompt_capacity)
     placement = place(device, precision, batch, kernels)
-    processor = Processor.synthetic(
-        config.family,
-        cameras=config.cameras,
-        capacity=config.prompt_capacity,
-        dims=(config.max_state_dim, config.max_action_dim),
-        vocabulary=config.language.vocab_size,
-    )
+    processor = synthetic_processor(config, config.language.vocab_size)
     return assemble(kind, config, placement, processor, RandomWeights(seed), {"statistics": "", "processors": ""})
 
 
@@ -333,7 +294,7 @@ def assemble(
     parameters = _allocate(model, dtypes, placement.device)
     clock.append(time.perf_counter())
     account, digest = _fill(parameters, source, family, config, progress)
-    _pack(model, placement, config)
+    packed = _pack(model, placement, config)
     clock.append(time.perf_counter())
     manifest = next(iter(sketch.values())).manifest()
     mark = fingerprint(
@@ -348,7 +309,7 @@ def assemble(
     runtime = Machine(plans, placement.device, kernels=placement.kernels)
     clock.append(time.perf_counter())
     parts = dict(zip(("allocate", "weights", "capture"), np.diff(clock).tolist(), strict=True))
-    return LoadedPolicy(family, config, placement, model, processor, runtime, account, memory, mark, parts)
+    return LoadedPolicy(family, config, placement, model, processor, runtime, account, memory, mark, packed, parts)
 
 
 def _dtypes(model: nn.Module, family: Family, dtype: torch.dtype) -> dict[str, torch.dtype]:
@@ -364,9 +325,7 @@ def _memory_plan(model: nn.Module, dtypes: Mapping[str, torch.dtype], plan: Plan
     return MemoryPlan.of([*weights, *buffers])
 
 
-def _allocate(
-    model: nn.Module, dtypes: Mapping[str, torch.dtype], device: torch.device
-) -> dict[str, torch.Tensor]:
+def _allocate(model: nn.Module, dtypes: Mapping[str, torch.dtype], device: torch.device) -> dict[str, torch.Tensor]:
     real: dict[str, torch.Tensor] = {}
     for name, parameter in list(model.named_parameters()):
         owner, _, leaf = name.rpartition(".")
@@ -390,20 +349,46 @@ def _fill(
     return account, account.digest
 
 
-def _pack(model: nn.Module, placement: Placement, config: FlowConfig) -> None:
-    """Lay the expert's products out as the few-row kernels read them, where those run."""
+def _pack(model: nn.Module, placement: Placement, config: FlowConfig) -> bool:
+    """Whether the expert's products are now laid out as the few-row kernels read them."""
     rows = placement.batch * config.chunk
     if placement.kernels != "fused" or not skinny.supported(placement.device, placement.dtype, rows):
-        return
-    for module in model.modules():
-        if isinstance(module, ActionExpert):
-            for layer in module.layers:
-                for name, parameter in list(layer.named_parameters()):
-                    packed = skinny.pack(parameter.data)
-                    delattr(layer, name)
-                    setattr(layer, name, packed)
+        return False
+    experts = [module for module in model.modules() if isinstance(module, ActionExpert)]
+    return all([expert.pack() for expert in experts])
 
 
-def checkpoint_of(path: str | Path) -> Checkpoint:
-    """Headers and json of a checkpoint directory, for inspection without weights."""
-    return open_checkpoint(Path(path))
+@dataclass(frozen=True)
+class Sketch:
+    """What a checkpoint would become, from headers alone: a manifest a prompt capacity, memory, plain details."""
+
+    manifests: list[dict[str, Any]]
+    memory: MemoryPlan
+    details: dict[str, Any]
+
+
+def sketch(
+    path: str | Path, *, precision: str | None = None, horizon: int | None = None, assets: str | None = None
+) -> Sketch:
+    """Plan and memory of a checkpoint directory. Allocates nothing; raises CheckpointError as `load` would."""
+    placement = place("cpu", precision or "bf16", 1, "fused")
+    checkpoint = open_checkpoint(Path(path), assets=assets)
+    family = detect(checkpoint)
+    config = family.config(checkpoint, horizon)
+    with torch.device("meta"):
+        model = family.model(config)
+    plans = family.plans(model, 1, placement.dtype, "")
+    memory = _memory_plan(model, _dtypes(model, family, placement.dtype), next(iter(plans.values())))
+    details = {
+        "family": family.summary,
+        "layout": checkpoint.layout,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "precision": placement.precision,
+        "cameras": list(config.cameras),
+        "chunk": config.chunk,
+        "steps": config.steps,
+        "prompt capacities": list(plans),
+        "statistics": {name: sorted(stats) for name, stats in checkpoint.statistics.items()},
+        "notes": list(checkpoint.notes),
+    }
+    return Sketch([plan.manifest() for plan in plans.values()], memory, details)

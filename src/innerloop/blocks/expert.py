@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from innerloop.blocks.sizes import DecoderSizes
-from innerloop.kernels import attention, skinny
+from innerloop.kernels import skinny
 
 EPS = 1e-6  # GemmaConfig.rms_norm_eps
+COLUMNS = 128  # a warp of the few-row kernels multiplies this many columns of a weight
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,10 @@ class ActionExpert(nn.Module):
         rotary: tuple[torch.Tensor, torch.Tensor],
         start: int,
     ) -> torch.Tensor:
-        """x [B, T, D] at cache rows [start, start + T) -> the residual stream after the last layer."""
+        """x [B, T, D] at cache rows [start, start + T) -> the residual stream after the last layer.
+
+        Inside skinny.chain() kernels overlap; the caller has then finished writing cache, norms and rotary before.
+        """
         s = self.sizes
         for i, layer in enumerate(self.layers):
             first, second = norms[2 * i], norms[2 * i + 1]
@@ -69,8 +73,25 @@ class ActionExpert(nn.Module):
             q = skinny.norm_qkv_rope(
                 x, first.scale, first.shift, EPS, layer.qkv_weight, *rotary, s.heads, s.kv_heads, keys, values, start
             )
-            mixed = attention.attention(q, keys, values, cache.valid, s.head_dim**-0.5)
+            mixed = skinny.attend(q, keys, values, cache.valid, s.head_dim**-0.5, start)
             x = skinny.project_residual(mixed, layer.out_weight, first.gate, x)
             hidden = skinny.norm_glu(x, second.scale, second.shift, EPS, layer.gate_up_weight)
             x = skinny.project_residual(hidden, layer.down_weight, second.gate, x)
         return x
+
+    def pack(self) -> bool:
+        """Lay the products out as the few-row CUDA kernels read them; False, and no change, where widths do not suit."""
+        pairs = {
+            "qkv_weight": self.sizes.head_dim // 2,
+            "out_weight": 8,
+            "gate_up_weight": self.sizes.mlp_dim,
+            "down_weight": 8,
+        }
+        if any(getattr(self.layers[0], name).shape[1] % COLUMNS for name in pairs):
+            return False
+        for layer in self.layers:
+            for name, pair in pairs.items():
+                packed = skinny.pack(getattr(layer, name).data, pair)
+                delattr(layer, name)
+                setattr(layer, name, packed)
+        return True

@@ -31,7 +31,11 @@ class FlowConfig:
     def layout(self, state_tokens: int) -> PrefixLayout:
         """Token order of prefix and suffix."""
         return PrefixLayout(
-            len(self.cameras), self.vision.tokens, self.prompt_capacity, state_tokens + self.chunk, self.language.head_dim
+            len(self.cameras),
+            self.vision.tokens,
+            self.prompt_capacity,
+            state_tokens + self.chunk,
+            self.language.head_dim,
         )
 
 
@@ -163,7 +167,9 @@ def _cameras(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _field(config: Mapping[str, Any], name: str) -> Any:
     if config.get(name) is None:
-        raise CheckpointError(f"config.json has no '{name}'; a LeRobot {config.get('type', 'policy')} checkpoint states it")
+        raise CheckpointError(
+            f"config.json has no '{name}'; a LeRobot {config.get('type', 'policy')} checkpoint states it"
+        )
     return config[name]
 
 

@@ -57,7 +57,9 @@ class Siglip(nn.Module):
         x = linear.linear(patches.flatten(0, 1), self.patch_weight, self.patch_bias) + self.position
         first = self.layers[0]
         normed = norm.layer_norm(x, first.norm1_weight, first.norm1_bias, EPS)
-        following = [(n.norm1_weight, n.norm1_bias) for n in list(self.layers)[1:]] + [(self.norm_weight, self.norm_bias)]
+        following = [(n.norm1_weight, n.norm1_bias) for n in list(self.layers)[1:]] + [
+            (self.norm_weight, self.norm_bias)
+        ]
         for layer, (weight, bias) in zip(self.layers, following, strict=True):
             x, normed = norm.add_layer_norm(x, layer.attend(normed), layer.norm2_weight, layer.norm2_bias, EPS)
             x, normed = norm.add_layer_norm(x, layer.mlp(normed), weight, bias, EPS)

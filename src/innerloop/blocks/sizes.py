@@ -68,7 +68,9 @@ def from_mapping(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
     required = {name for name, f in kind.__dataclass_fields__.items() if f.default is f.default_factory}
     extra, missing = sorted(set(values) - fields), sorted(required - set(values))
     if extra or missing:
-        raise CheckpointError(f"config.json {where}: unknown keys {extra}, missing keys {missing}; expected {sorted(fields)}")
+        raise CheckpointError(
+            f"config.json {where}: unknown keys {extra}, missing keys {missing}; expected {sorted(fields)}"
+        )
     bad = {k: v for k, v in values.items() if not isinstance(v, int) or isinstance(v, bool) or v <= 0}
     if bad:
         raise CheckpointError(f"config.json {where}: sizes must be positive whole numbers, got {bad}")

@@ -36,7 +36,9 @@ class Family:
         if checkpoint.layout == "lerobot":
             config = read_lerobot(checkpoint.config)
             if horizon is not None and horizon != config.chunk:
-                raise CheckpointError(f"horizon={horizon} was asked of a checkpoint trained with chunk_size={config.chunk}")
+                raise CheckpointError(
+                    f"horizon={horizon} was asked of a checkpoint trained with chunk_size={config.chunk}"
+                )
             return config
         return read_openpi(checkpoint.config, self.name, horizon)
 
@@ -56,7 +58,13 @@ FAMILIES: Mapping[str, Family] = {
         prompt_capacity=200,
     ),
     "pi0": Family(
-        "pi0", _summary(pi0), pi0_model.Pi0, pi0_model.FLOAT32, pi0_weights.name_table, pi0_plan.build, prompt_capacity=48
+        "pi0",
+        _summary(pi0),
+        pi0_model.Pi0,
+        pi0_model.FLOAT32,
+        pi0_weights.name_table,
+        pi0_plan.build,
+        prompt_capacity=48,
     ),
 }
 
@@ -67,7 +75,9 @@ def detect(checkpoint: Checkpoint) -> Family:
     shown = "pi05" if "time_mlp_in.weight" in names else "pi0" if "action_time_mlp_in.weight" in names else None
     stated = checkpoint.config.get("type")
     if stated is not None and stated not in FAMILIES:
-        raise CheckpointError(f"config.json says type '{stated}', which is not supported; supported are {sorted(FAMILIES)}")
+        raise CheckpointError(
+            f"config.json says type '{stated}', which is not supported; supported are {sorted(FAMILIES)}"
+        )
     if shown is None:
         raise CheckpointError(
             f"{checkpoint.path}: neither pi0.5 (time_mlp_in) nor pi0 (action_time_mlp_in) tensors found; "

@@ -6,6 +6,7 @@ from innerloop.blocks import flow_plan
 from innerloop.blocks.expert import Cache
 from innerloop.blocks.flow_plan import Tensors
 from innerloop.contract import Buffer, Plan, Role, Stage
+from innerloop.kernels import skinny
 from innerloop.policies.pi0.model import Pi0
 
 
@@ -70,8 +71,9 @@ def _action_stage(model: Pi0, row: int) -> Stage:
         values[:, :, row:start].copy_(b["state_values"])
         cache, rotary = Cache(keys, values, b["key_valid"]), flow_plan.suffix_rotary(b, start, config.chunk)
         x = b["noise"]
-        for step in range(config.steps):
-            x = model.denoise(x, (b["time_table"][step], b["action_table"]), cache, rotary, start)
+        with skinny.chain():
+            for step in range(config.steps):
+                x = model.denoise(x, (b["time_table"][step], b["action_table"]), cache, rotary, start)
         b["actions"].copy_(x)
 
     reads = (

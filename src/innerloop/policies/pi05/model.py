@@ -52,4 +52,6 @@ class Pi05(nn.Module):
         hidden = skinny.project_in(x, self.action_in_weight, self.action_in_bias, cache.keys.dtype)
         hidden = self.expert(hidden, norms[:-1], cache, rotary, start)
         out = (self.action_out_weight, self.action_out_bias)
-        return skinny.norm_project_step(hidden, norms[-1].scale, norms[-1].shift, EPS, *out, x, -1.0 / self.config.steps)
+        return skinny.norm_project_step(
+            hidden, norms[-1].scale, norms[-1].shift, EPS, *out, x, -1.0 / self.config.steps
+        )

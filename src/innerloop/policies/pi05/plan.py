@@ -6,6 +6,7 @@ from innerloop.blocks import flow_plan
 from innerloop.blocks.expert import Cache
 from innerloop.blocks.flow_plan import Tensors
 from innerloop.contract import Buffer, Plan, Role, Stage
+from innerloop.kernels import skinny
 from innerloop.policies.pi05.model import Pi05
 
 CAPACITIES = (64, 128)  # prompt tokens captured below the checkpoint's own capacity
@@ -47,8 +48,9 @@ def _action_stage(model: Pi05, start: int) -> Stage:
         cache = Cache(*flow_plan.start_cache(b, "cache", start), b["key_valid"])
         rotary = flow_plan.suffix_rotary(b, start, config.chunk)
         x = b["noise"]
-        for step in range(config.steps):
-            x = model.denoise(x, b["modulation"][step], cache, rotary, start)
+        with skinny.chain():
+            for step in range(config.steps):
+                x = model.denoise(x, b["modulation"][step], cache, rotary, start)
         b["actions"].copy_(x)
 
     reads = ("noise", "keys", "values", "key_valid", "rotary_cos", "rotary_sin", "modulation")
