@@ -23,6 +23,7 @@ from innerloop.weights.processors import (
 from innerloop.weights.source import TensorSource, check_not_pointer, read_json
 
 _UNFINISHED = re.compile(r".*\.orbax-checkpoint-tmp(-.*)?")  # Orbax's name for a save in progress
+_OLD_STATISTICS = ("normalize_inputs.", "unnormalize_outputs.", "normalize_targets.")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model")
 
 
@@ -67,6 +68,7 @@ def open_checkpoint(path: str | Path, *, assets: str | None = None, adapter: str
     if adapter_directory is not None:
         lora = LoraSource(tensors, adapter_directory)
         tensors, adapter_config = lora, lora.config
+    _check_age(places, tensors)
     before, after = (_pipeline(places, f"policy_{kind}.json") for kind in ("preprocessor", "postprocessor"))
     statistics, chosen = _statistics(places, layout, assets, (before, after))
     return Checkpoint(
@@ -166,6 +168,16 @@ def _layout(directory: Path, config: dict[str, Any], tensors: TensorSource) -> s
         f"{directory} holds weights of no known layout: its config.json has no type, model_type or architectures, "
         f"and its first tensor is '{next(iter(tensors.names()), 'none')}'; export it with LeRobot or openpi"
     )
+
+
+def _check_age(places: Sequence[Path], tensors: TensorSource) -> None:
+    """LeRobot before 0.4 kept statistics among the weights, where no processor of today finds them."""
+    old = [name for name in tensors.names() if name.startswith(_OLD_STATISTICS)]
+    if old and not any((place / "policy_preprocessor.json").is_file() for place in places):
+        raise CheckpointError(
+            f"{places[-1]} was saved before LeRobot had processors (it holds '{old[0]}' among its weights): convert it "
+            "with `python -m lerobot.processor.migrate_policy_normalization --pretrained-path DIR`"
+        )
 
 
 def _notes(config: dict[str, Any], adapter: Path | None) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ Arrays are read by TensorStore, Orbax's storage library, one at a time on the CP
 of the machine that saved them is needed. Meaning of names and axes: openpi src/openpi/models/{gemma,siglip,lora}.py.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from innerloop.contract.errors import CheckpointError
-from innerloop.weights.source import Seen, TensorInfo, read_json
+from innerloop.weights.arrays import open_arrays
+from innerloop.weights.source import Seen, TensorInfo
 
 Build = Callable[[torch.Tensor], torch.Tensor]
 Rules = dict[str, tuple[tuple[str, Build], ...]]  # stored array -> names made of it
@@ -41,7 +41,7 @@ class OrbaxSource:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory
-        self._arrays = _open_arrays(directory)
+        self._arrays = open_arrays(directory)
         self._pieces: dict[str, _Piece] = {}
         for key in self._arrays:
             if _adapted(key) not in self._arrays:
@@ -109,53 +109,6 @@ class OrbaxSource:
         if values.dtype.name == "bfloat16":
             return torch.from_numpy(values.view("int16")).view(torch.bfloat16)
         return torch.from_numpy(values)
-
-
-def _open_arrays(directory: Path) -> dict[str, Any]:
-    """Every array below `params`, opened but not read: key path -> TensorStore."""
-    try:
-        import tensorstore
-    except ImportError as error:
-        raise CheckpointError(
-            f"{directory} is an Orbax checkpoint, which needs TensorStore: pip install 'innerloop[orbax]'"
-        ) from error
-    metadata = read_json(directory / "_METADATA")
-    tree = metadata.get("tree_metadata") if isinstance(metadata, dict) else None
-    if not tree:
-        raise CheckpointError(f"{directory / '_METADATA'} lists no arrays: the save did not finish, use another step")
-    base = f"file://{directory.absolute()}/"
-    ocdbt = metadata.get("use_ocdbt", (directory / "manifest.ocdbt").is_file())
-    store: dict[str, Any] = {"driver": "ocdbt", "base": base} if ocdbt else {"driver": "file", "path": base[7:]}
-    stored = {key.decode() for key in tensorstore.KvStore.open(store).result().list().result()}
-    driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
-    arrays = {}
-    for entry in tree.values():
-        path = [str(part["key"]) for part in entry["key_metadata"]]
-        if path[0] != "params":
-            continue
-        name = ".".join(path)
-        spec = {"driver": driver, "kvstore": {**store, "path": f"{store.get('path', '')}{name}/"}}
-        try:
-            array = tensorstore.open(spec, read=True).result()
-        except ValueError as error:
-            raise CheckpointError(
-                f"{directory}: array '{name}' is listed but not stored: download the checkpoint again"
-            ) from error
-        if metadata.get("store_array_data_equal_to_fill_value"):
-            _check_chunks(directory, name, array, stored)
-        arrays["/".join(path[1:-1] if path[-1] == "value" else path[1:])] = array
-    return dict(sorted(arrays.items()))
-
-
-def _check_chunks(directory: Path, name: str, array: Any, stored: set[str]) -> None:
-    """An absent chunk would silently read as zeros."""
-    chunks = array.chunk_layout.write_chunk.shape
-    wanted = math.prod(math.ceil(size / chunk) for size, chunk in zip(array.shape, chunks, strict=True))
-    have = sum(key.startswith(f"{name}/") and not key.endswith((".zarray", "zarr.json", ".zattrs")) for key in stored)
-    if have < wanted:
-        raise CheckpointError(
-            f"{directory}: array '{name}' has {have} of {wanted} chunks: the copy is incomplete, download it again"
-        )
 
 
 def _dtype(array: Any) -> torch.dtype:

@@ -218,13 +218,13 @@ class Shards:
         for file in files:
             for name in file.names():
                 wanted = file.path.name if index is None else index.get(name)
-                if name in self._home:
-                    other = self._home[name].path.name
-                    problems.append(f"tensor '{name}' is in both {other} and {file.path.name}")
-                elif wanted is None:
+                if wanted is None:
                     problems.append(f"tensor '{name}' is in {file.path.name} but not in the index")
                 elif wanted != file.path.name:
                     problems.append(f"the index places tensor '{name}' in {wanted}, but {file.path.name} holds one too")
+                elif name in self._home:
+                    other = self._home[name].path.name
+                    problems.append(f"tensor '{name}' is in both {other} and {file.path.name}")
                 else:
                     self._home[name] = file
         absent = [(name, file) for name, file in (index or {}).items() if name not in self._home]
