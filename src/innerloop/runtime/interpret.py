@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 
-from innerloop.contract.buffer import Role
 from innerloop.contract.errors import PlanError
 from innerloop.contract.plan import Plan
 from innerloop.contract.stage import Stage
 from innerloop.runtime.arena import Arena, integrity_word
 from innerloop.runtime.refresh import CHANGED, Refresh
-from innerloop.runtime.windows import fit
+from innerloop.runtime.windows import Value, write_window
 
 
 class Interpreter:
@@ -27,17 +25,9 @@ class Interpreter:
         self._refresh = Refresh(self.plans, arena.layout, merge=False, prepared=True)
         self._ledger = self._refresh.ledger()
 
-    def write(self, name: str, value: np.ndarray | torch.Tensor) -> None:
-        """Copies a value into an input window and bumps its version; the last axis may be shorter than the window."""
-        buffer = self.arena.layout.buffers.get(name)
-        if buffer is None or buffer.role is not Role.INPUT:
-            known = [b.name for b in self.arena.layout.buffers.values() if b.role is Role.INPUT]
-            raise PlanError(f"'{name}' is not an input of plan {self.plans[0].name}; its inputs are {known}")
-        array = fit(buffer, value.numpy(force=True) if isinstance(value, torch.Tensor) else value)
-        window = self.arena.tensors[name]
-        if array.ndim:
-            window = window[..., : array.shape[-1]]
-        window.copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    def write(self, name: str, value: Value | torch.Tensor) -> None:
+        """Copies a value into an input window and bumps its version; rows may be shorter than the window's."""
+        write_window(self.arena, name, value.numpy(force=True) if isinstance(value, torch.Tensor) else value)
         index = self._refresh.index[name]
         self._ledger.versions[index] = self._refresh.present[index] = self._refresh.fresh()
 

@@ -67,7 +67,8 @@ def lay_out(plans: Sequence[Plan]) -> Layout:
     owned = {name for plan in plans for name in _written_from_inputs(plan)}
     sizes = dict.fromkeys((role.value for role in Role), 0)
     places: dict[str, tuple[str, int]] = {}
-    for buffer in buffers.values():
+    # small first, so that the small inputs of a decision are neighbours and travel in one copy
+    for buffer in sorted(buffers.values(), key=lambda b: b.bytes):
         if buffer.role is Role.SCRATCH:
             continue
         region = buffer.role.value

@@ -9,7 +9,6 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from innerloop.contract.buffer import Role
 from innerloop.contract.plan import Plan
@@ -30,7 +29,7 @@ class Step:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     spoils: tuple[int, ...]  # buffers that share bytes with a written one
-    touched: Callable[[Sequence[int]], Any] = field(repr=False)  # versions -> those of reads and writes
+    touched: Callable[[Sequence[int]], tuple[int, ...]] = field(repr=False)  # versions -> those of reads and writes
 
 
 class Ledger:
@@ -38,7 +37,7 @@ class Ledger:
 
     __slots__ = ("ran", "versions")
 
-    def __init__(self, versions: Sequence[int], ran: Sequence[Any]) -> None:
+    def __init__(self, versions: Sequence[int], ran: Sequence[tuple[int, ...] | None]) -> None:
         self.versions = list(versions)
         self.ran = list(ran)
 
@@ -154,9 +153,11 @@ class Refresh:
             reads=reads,
             writes=writes,
             spoils=tuple(self.index[name] for name in spoils),
-            touched=operator.itemgetter(*touches) if touches else _no_versions,
+            touched=_getter(touches),
         )
 
 
-def _no_versions(_: Sequence[int]) -> tuple[int, ...]:
-    return ()
+def _getter(touches: tuple[int, ...]) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    if len(touches) > 1:
+        return operator.itemgetter(*touches)
+    return lambda versions: tuple(versions[i] for i in touches)

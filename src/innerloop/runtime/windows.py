@@ -1,10 +1,22 @@
-"""The host's side of input and output buffers: pinned staging, partial writes, what changed."""
+"""The host's side of input and output buffers: pinned staging, rows partly in use, and what has changed."""
+
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-from innerloop.contract.buffer import Buffer
+from innerloop.contract.buffer import Buffer, Role
 from innerloop.contract.errors import ObservationError, PlanError
+from innerloop.runtime.arena import Arena
+from innerloop.runtime.layout import aligned
+from innerloop.runtime.refresh import NOTHING, Ledger, Refresh, Step
+
+Value = np.ndarray | Sequence[np.ndarray]  # an array, or one flat array a row where rows differ in length
+Pieces = tuple[np.ndarray, ...]  # uint8: the whole window, or the used bytes of every row
+Kept = list[Pieces | None]  # a session's last values; None where they lie in the staging memory or were never given
+
+SMALL = 16384  # bytes; neighbouring inputs up to this size travel in one copy, which costs what a tiny one costs
 
 NUMPY: dict[torch.dtype, type[np.generic]] = {
     torch.uint8: np.uint8,
@@ -21,25 +33,201 @@ NUMPY: dict[torch.dtype, type[np.generic]] = {
 def host_dtype(buffer: Buffer) -> type[np.generic]:
     """The numpy dtype of a window. Raises PlanError for one that numpy has not (bfloat16)."""
     if buffer.dtype not in NUMPY:
-        raise PlanError(f"window '{buffer.name}' is {buffer.dtype}, which the host cannot write: declare it float32")
+        raise PlanError(f"window '{buffer.name}' is {buffer.dtype}, which the host cannot read: declare it float32")
     return NUMPY[buffer.dtype]
 
 
-def fit(buffer: Buffer, value: np.ndarray) -> np.ndarray:
-    """A value as the window has it: the batch axis may be left out when it is 1, the last axis may be shorter.
+def pieces(buffer: Buffer, value: Value) -> Pieces:
+    """The bytes of a value as the window takes them; not a copy where the value is contiguous.
 
-    Raises ObservationError for another dtype or shape.
+    The batch axis may be left out when it is 1; rows may be shorter. Raises ObservationError for another dtype or shape.
     """
-    array = np.asarray(value)
-    if array.dtype != host_dtype(buffer):
-        wanted = np.dtype(host_dtype(buffer))
+    if isinstance(value, np.ndarray):
+        array = _fit(buffer, value)
+        if array.shape == buffer.shape:
+            return (_bytes(array),)
+        return tuple(_bytes(row) for row in array.reshape(-1, array.shape[-1]))
+    rows = math.prod(buffer.shape[:-1])
+    if len(value) != rows:
+        raise ObservationError(f"input '{buffer.name}' was given {len(value)} rows; it has {rows}")
+    for row in value:
+        _check_dtype(buffer, row)
+        if row.ndim != 1 or not 0 < row.size <= buffer.shape[-1]:
+            raise ObservationError(
+                f"a row of input '{buffer.name}' has shape {list(row.shape)}; it must be flat, 1 to {buffer.shape[-1]} long"
+            )
+    return tuple(_bytes(row) for row in value)
+
+
+def write_window(arena: Arena, name: str, value: Value) -> None:
+    """Copies a value straight into an input window, waiting for it. Raises PlanError for what is not an input."""
+    buffer = arena.layout.buffers.get(name)
+    if buffer is None or buffer.role is not Role.INPUT:
+        known = [b.name for b in arena.layout.buffers.values() if b.role is Role.INPUT]
+        raise PlanError(f"'{name}' is not an input of plan {arena.plans[0].name}; its inputs are {known}")
+    given = pieces(buffer, value)
+    rows = arena.bytes_of(name)[: buffer.bytes].view(len(given), -1)
+    for row, piece in zip(rows, given, strict=True):
+        row[: piece.size].copy_(torch.from_numpy(piece.copy()))
+
+
+class Windows:
+    """Staging for the inputs and outputs of an arena; pinned on CUDA.
+
+    `staged` is the content number of each input's staging memory. Only the device's thread may call.
+    """
+
+    def __init__(self, arena: Arena, refresh: Refresh) -> None:
+        self._refresh = refresh
+        self.pinned = arena.device.type == "cuda"
+        self.buffers = [arena.layout.buffers[refresh.names[i]] for i in refresh.inputs]
+        self.position = {buffer.name: at for at, buffer in enumerate(self.buffers)}
+        self.staged = [NOTHING] * len(self.buffers)
+        self._lengths: list[tuple[int, ...]] = [()] * len(self.buffers)
+        self._device = arena.regions[Role.INPUT.value]
+        self._staging = torch.zeros(self._device.shape, dtype=torch.uint8, pin_memory=self.pinned)
+        self._host = self._staging.numpy()
+        self._starts = [arena.layout.places[buffer.name][1] for buffer in self.buffers]
+        order = sorted(range(len(self.buffers)), key=self._starts.__getitem__)
+        self._in_order = tuple((at, refresh.inputs[at]) for at in order)
+        self._differs = np.empty(max((b.bytes for b in self.buffers), default=0), np.bool_)
+        self._out_device = arena.regions[Role.OUTPUT.value]
+        self._out_staging = torch.zeros(self._out_device.shape, dtype=torch.uint8, pin_memory=self.pinned)
+        self._outputs = {name: self._output_view(arena, name) for name in (refresh.names[i] for i in refresh.outputs)}
+        self._done = torch.cuda.Event() if self.pinned else None  # type: ignore[no-untyped-call]
+        for buffer in self.buffers:
+            host_dtype(buffer)
+
+    def stage(self, inputs: Mapping[str, Value], ledger: Ledger, kept: Kept) -> None:
+        """Copies what differs from the session's last values into staging, under fresh content numbers."""
+        given = []
+        for name, value in inputs.items():
+            at = self.position.get(name)
+            if at is None:
+                raise ObservationError(f"'{name}' is no input of this policy; its inputs are {sorted(self.position)}")
+            given.append((at, pieces(self.buffers[at], value)))
+        for at, new in given:
+            if not self._same(at, new, ledger, kept):
+                content = self._refresh.fresh()
+                ledger.versions[self._refresh.inputs[at]] = content
+                kept[at] = None
+                self._fill(at, new, content)
+
+    def upload(self, due: Sequence[tuple[Step, int]], ledger: Ledger, kept: Kept) -> None:
+        """Starts the copies of the inputs that due steps read and the arena does not hold."""
+        versions, present = ledger.versions, self._refresh.present
+        needed = {i for step, _ in due for i in step.reads}
+        missing = [at for at, i in self._in_order if i in needed and present[i] != versions[i]]
+        for at in missing:
+            self._restage(at, versions[self._refresh.inputs[at]], kept)
+        run: list[int] = []
+        for at, i in self._in_order:
+            if at in missing and self.buffers[at].bytes > SMALL:
+                self._copy_rows(at)
+            elif at in missing:
+                run.append(at)
+            elif present[i] != self.staged[at]:  # copying this one along would bring in another session's value
+                self._copy_run(run)
+                run = []
+        self._copy_run(run)
+
+    def fetch(self) -> None:
+        """Starts the copy of all outputs to the host."""
+        self._out_staging.copy_(self._out_device, non_blocking=True)
+        if self._done is not None:
+            self._done.record()
+
+    def wait(self) -> None:
+        """Waits for everything started: the one synchronisation of a decision."""
+        if self._done is not None:
+            self._done.synchronize()
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Copies of the fetched outputs by name, in the plan's shapes."""
+        return {name: view.copy() for name, view in self._outputs.items()}
+
+    def save(self, ledger: Ledger, kept: Kept) -> None:
+        """Copies a session's staged values out, before another session's take their place."""
+        for at, i in enumerate(self._refresh.inputs):
+            if kept[at] is None and self.staged[at] == ledger.versions[i]:
+                kept[at] = tuple(view.copy() for view in self._views(at, self._lengths[at]))
+
+    def nothing(self) -> Kept:
+        """Of a session that has given nothing."""
+        return [None] * len(self.buffers)
+
+    def _same(self, at: int, new: Pieces, ledger: Ledger, kept: Kept) -> bool:
+        saved: Sequence[np.ndarray] | None = kept[at]
+        if saved is None and self.staged[at] == ledger.versions[self._refresh.inputs[at]]:
+            saved = self._views(at, self._lengths[at])
+        if saved is None or len(saved) != len(new):
+            return False
+        return all(a.size == b.size and not self._any_differs(a, b) for a, b in zip(saved, new, strict=True))
+
+    def _any_differs(self, a: np.ndarray, b: np.ndarray) -> bool:
+        return bool(np.not_equal(a, b, out=self._differs[: a.size]).any())
+
+    def _fill(self, at: int, new: Pieces, content: int) -> None:
+        self.staged[at] = NOTHING
+        self._lengths[at] = tuple(piece.size for piece in new)
+        for view, piece in zip(self._views(at, self._lengths[at]), new, strict=True):
+            view[:] = piece
+        self.staged[at] = content
+
+    def _views(self, at: int, lengths: tuple[int, ...]) -> list[np.ndarray]:
+        stride = self.buffers[at].bytes // max(len(lengths), 1)
+        start = self._starts[at]
+        return [self._host[start + row * stride :][:length] for row, length in enumerate(lengths)]
+
+    def _restage(self, at: int, content: int, kept: Kept) -> None:
+        if not content:
+            raise ObservationError(
+                f"input '{self.buffers[at].name}' was never given: a session's first decision needs every input"
+            )
+        if self.staged[at] != content:
+            saved = kept[at]
+            assert saved is not None  # an inactive session's inputs are saved when another takes the arena
+            self._fill(at, saved, content)
+
+    def _copy_run(self, run: Sequence[int]) -> None:
+        """One copy for small windows and what lies between them."""
+        if not run:
+            return
+        start, end = self._starts[run[0]], self._starts[run[-1]] + aligned(self.buffers[run[-1]].bytes)
+        self._device[start:end].copy_(self._staging[start:end], non_blocking=True)
+        for at in run:
+            self._refresh.present[self._refresh.inputs[at]] = self.staged[at]
+
+    def _copy_rows(self, at: int) -> None:
+        lengths = self._lengths[at]
+        stride = self.buffers[at].bytes // len(lengths)
+        for row, length in enumerate(lengths):
+            start = self._starts[at] + row * stride
+            self._device[start : start + length].copy_(self._staging[start : start + length], non_blocking=True)
+        self._refresh.present[self._refresh.inputs[at]] = self.staged[at]
+
+    def _output_view(self, arena: Arena, name: str) -> np.ndarray:
+        buffer = arena.layout.buffers[name]
+        start = arena.layout.places[name][1]
+        return self._out_staging[start : start + buffer.bytes].numpy().view(host_dtype(buffer)).reshape(buffer.shape)
+
+
+def _check_dtype(buffer: Buffer, array: np.ndarray) -> None:
+    wanted = np.dtype(host_dtype(buffer))
+    if array.dtype != wanted:
         raise ObservationError(f"input '{buffer.name}' is {array.dtype}, not {wanted}: convert it with astype")
-    if array.ndim == len(buffer.shape) - 1 and buffer.shape[0] == 1:
-        array = array[None]
+
+
+def _fit(buffer: Buffer, value: np.ndarray) -> np.ndarray:
+    _check_dtype(buffer, value)
+    array = value[None] if value.ndim == len(buffer.shape) - 1 and buffer.shape[0] == 1 else value
     same = array.ndim == len(buffer.shape) and array.shape[:-1] == buffer.shape[:-1]
     if not same or (array.ndim and not 0 < array.shape[-1] <= buffer.shape[-1]):
         raise ObservationError(
-            f"input '{buffer.name}' has shape {list(np.shape(value))}, not {list(buffer.shape)} "
-            "(the last axis may be shorter)"
+            f"input '{buffer.name}' has shape {list(value.shape)}, not {list(buffer.shape)} (the last axis may be shorter)"
         )
     return array
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

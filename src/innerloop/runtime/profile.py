@@ -1,0 +1,47 @@
+"""A tick that times its steps: apart from the hot path, because events and clocks cost time there."""
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from innerloop.runtime.capture import Program
+from innerloop.runtime.refresh import Ledger, Refresh
+from innerloop.runtime.tick import Due, Tick
+from innerloop.runtime.windows import Windows
+
+
+class ProfiledTick(Tick):
+    """`milliseconds` holds the last decision's time by program: device time on CUDA, host time elsewhere."""
+
+    def __init__(self, refresh: Refresh, windows: Windows, programs: Sequence[Program], names: Sequence[str]) -> None:
+        super().__init__(refresh, windows, programs)
+        self.milliseconds: dict[str, float] = {}
+        self._names = names
+        self._events: list[torch.cuda.Event] = []
+        if windows.pinned:
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(len(programs) + 1)]  # type: ignore[no-untyped-call]
+        self._due: Due = []
+
+    def replay(self, due: Due, ledger: Ledger) -> None:
+        """Runs the due steps in order, a mark between them."""
+        self._due = due
+        clock = [self._mark(0)]
+        for at, pair in enumerate(due):
+            super().replay([pair], ledger)
+            clock.append(self._mark(at + 1))
+        self.milliseconds = {
+            self._names[step.key]: 1e3 * (clock[at + 1] - clock[at]) for at, (step, _) in enumerate(due)
+        }
+
+    def read(self) -> dict[str, float]:
+        """Milliseconds by program of the last decision, once it has been waited for."""
+        if self._events:
+            for at, (step, _) in enumerate(self._due):
+                self.milliseconds[self._names[step.key]] = self._events[at].elapsed_time(self._events[at + 1])
+        return self.milliseconds
+
+    def _mark(self, at: int) -> float:
+        if self._events:
+            self._events[at].record()
+        return time.perf_counter()

@@ -1,0 +1,38 @@
+"""The hot path, whole: copy in, replay what is due, copy out, wait once."""
+
+from collections.abc import Mapping, Sequence
+
+from innerloop.runtime.capture import Program
+from innerloop.runtime.refresh import Ledger, Refresh, Step
+from innerloop.runtime.windows import Kept, Value, Windows
+
+Due = list[tuple[Step, int]]
+
+
+class Tick:
+    """One decision of the session that holds the arena. Programs are graph replays on CUDA, eager stages elsewhere."""
+
+    def __init__(self, refresh: Refresh, windows: Windows, programs: Sequence[Program]) -> None:
+        self.refresh = refresh
+        self.windows = windows
+        self.programs = programs
+
+    def decide(self, steps: Sequence[Step], inputs: Mapping[str, Value], ledger: Ledger, kept: Kept) -> Due:
+        """Runs what `inputs` make due and leaves the outputs in the host's windows."""
+        self.windows.stage(inputs, ledger, kept)
+        due = self.refresh.due(steps, ledger)
+        try:
+            self.windows.upload(due, ledger, kept)
+            self.replay(due, ledger)
+            self.windows.fetch()
+        finally:
+            self.windows.wait()  # after a failure too: staging must not change under a copy
+        return due
+
+    def replay(self, due: Due, ledger: Ledger) -> None:
+        """Runs the due steps in order."""
+        refresh, programs = self.refresh, self.programs
+        for step, mark in due:
+            refresh.begin(step)
+            programs[step.key]()
+            refresh.commit(step, mark, ledger)
