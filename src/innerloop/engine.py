@@ -24,7 +24,7 @@ from innerloop.contract import (
     Receipt,
     Role,
 )
-from innerloop.kernels import Kernels, skinny
+from innerloop.kernels import Kernels, skinny, use_kernels
 from innerloop.policies import FAMILIES, Family, detect
 from innerloop.process.build import Edge, flow_processor
 from innerloop.process.pipeline import Processor
@@ -306,7 +306,8 @@ def assemble(
         kernels={"innerloop": __version__},
     )
     plans = family.plans(model, placement.batch, placement.dtype, mark)
-    runtime = Machine(plans, placement.device, kernels=placement.kernels)
+    with use_kernels(placement.kernels):  # the machine keeps the choice
+        runtime = Machine(plans, placement.device)
     clock.append(time.perf_counter())
     parts = dict(zip(("allocate", "weights", "capture"), np.diff(clock).tolist(), strict=True))
     return LoadedPolicy(family, config, placement, model, processor, runtime, account, memory, mark, packed, parts)
@@ -355,7 +356,7 @@ def _pack(model: nn.Module, placement: Placement, config: FlowConfig) -> bool:
     if placement.kernels != "fused" or not skinny.supported(placement.device, placement.dtype, rows):
         return False
     experts = [module for module in model.modules() if isinstance(module, ActionExpert)]
-    return all([expert.pack() for expert in experts])
+    return all(expert.pack() for expert in experts)
 
 
 @dataclass(frozen=True)
