@@ -43,9 +43,8 @@ class Sides:
         generator = np.random.default_rng(seed)
         sizes = [(240, 320), (57, 91), (56, 56), (480, 270)]
         images = {
-            name: generator.integers(0, 256, (*sizes[(seed + index) % 4], 3), dtype=np.uint8)
-            for index, name in enumerate(self.official.cameras)
-            if name != absent
+            name: None if name == absent else generator.integers(0, 256, (*sizes[(seed + i) % 4], 3), dtype=np.uint8)
+            for i, name in enumerate(self.official.cameras)
         }
         width = self.official.config.input_features["observation.state"].shape[0]
         state = (reach * generator.standard_normal(width)).astype(np.float32)

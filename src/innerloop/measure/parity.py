@@ -57,11 +57,15 @@ _LIMITS: dict[str, dict[str, Limit]] = {
 
 @dataclass(frozen=True)
 class StageParity:
-    """One stage's comparison; `worst` is the index of the largest difference, `ours` and `official` its two values."""
+    """One stage's comparison; `worst` is the index of the largest difference, `ours` and `official` its two values.
+
+    relative: the largest difference over the largest official magnitude.
+    """
 
     stage: str
     equal: bool
     max_abs: float
+    relative: float
     limit: float
     cosine: float
     worst: tuple[int, ...]
@@ -147,11 +151,20 @@ def compare_stage(name: str, ours: np.ndarray, official: np.ndarray, precision: 
     difference = np.abs(a - b)
     difference[~np.isfinite(difference)] = np.inf
     worst = tuple(int(i) for i in np.unravel_index(int(difference.argmax()), difference.shape))
-    scale = max(1.0, float(np.abs(b).max())) if limit.relative else 1.0
+    largest = float(difference[worst])
+    magnitude = float(np.abs(b).max())
+    allowed = limit.max_abs * (max(1.0, magnitude) if limit.relative else 1.0)
     cosine = _cosine(a, b)
-    equal = bool(difference[worst] <= limit.max_abs * scale and (exact or cosine >= limit.cosine))
     return StageParity(
-        name, equal, float(difference[worst]), limit.max_abs * scale, cosine, worst, float(a[worst]), float(b[worst])
+        stage=name,
+        equal=largest <= allowed and (exact or cosine >= limit.cosine),
+        max_abs=largest,
+        relative=largest / magnitude if magnitude else largest,
+        limit=allowed,
+        cosine=cosine,
+        worst=worst,
+        ours=float(a[worst]),
+        official=float(b[worst]),
     )
 
 
@@ -166,7 +179,7 @@ def intermediates(policy: LoadedPolicy, observation: Mapping[str, Any], noise: n
     length = int(prepared.inputs["prompt_length"][0])
     plan = policy.plans[policy.capacity(length)]
     interpreter = Interpreter(plan, Arena(plan, policy.placement.device), check=False)
-    for name, value in {**prepared.inputs, "noise": policy.processor.noise(noise)}.items():
+    for name, value in {**prepared.inputs, "noise": np.asarray(noise, np.float32)}.items():
         interpreter.write(name, value)
     with use_kernels(policy.placement.kernels), _Steps(policy.model) as steps:
         interpreter.run(plan, skip=False)

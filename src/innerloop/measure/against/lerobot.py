@@ -7,7 +7,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import numpy as np
@@ -92,12 +92,22 @@ def randomize(policy: Any, seed: int) -> None:
         paligemma.lm_head.weight.copy_(paligemma.model.language_model.embed_tokens.weight)
 
 
+class Preparer(Protocol):
+    """Gives token ids and the normalised state of an observation; process.Processor is one."""
+
+    def prepare(self, observation: Mapping[str, Any]) -> Any:
+        """An object with inputs["tokens"], inputs["prompt_length"] and context.normalized_state."""
+        ...
+
+
 class LeRobotPolicy:
     """LeRobot's policy and processors; `infer` for actions and timing, `trace` for every intermediate.
 
     `checkpoint` is a LeRobot directory, `dtype` float32 or bfloat16, `tokenizer` a directory that replaces the one
     the checkpoint names (its own tokenizer.json is preferred anyway).
     """
+
+    name = "lerobot"
 
     def __init__(
         self,
@@ -110,6 +120,7 @@ class LeRobotPolicy:
     ) -> None:
         directory = Path(checkpoint)
         config, architecture = _read_config(directory)
+        self._processor: Preparer | None = None
         config.device, config.dtype, config.compile_model = device, dtype, compiled
         self.config = config
         with sized(config.type, architecture), contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -128,38 +139,31 @@ class LeRobotPolicy:
 
     @classmethod
     def random(
-        cls,
-        family: str,
-        *,
-        device: str = "cpu",
-        dtype: str = "float32",
-        views: int = 2,
-        prompt_tokens: int = 48,
-        **config: Any,
+        cls, family: str, processor: Preparer, cameras: Sequence[str], device: str, dtype: str, **config: Any
     ) -> "LeRobotPolicy":
-        """A policy of the published size with random weights and no files: the prompt is `prompt_tokens` fixed ids.
+        """The published size with random weights and no files; prompt and state come from `processor`, ours.
 
-        `config` sets fields of LeRobot's configuration, such as chunk_size and num_inference_steps.
+        `config` sets fields of LeRobot's configuration, such as chunk_size and num_inference_steps. `tensors` gives
+        the weights to the other side.
         """
         configs = require("lerobot.configs")
         feature, kind = configs.PolicyFeature, configs.FeatureType
         made = require(f"lerobot.policies.{family}").__dict__[f"{family.upper()}Config"](
-            input_features={f"{_IMAGES}camera{i}": feature(kind.VISUAL, (3, 224, 224)) for i in range(views)},
+            input_features={f"{_IMAGES}{name}": feature(kind.VISUAL, (3, 224, 224)) for name in cameras},
             push_to_hub=False,
             device=device,
             dtype=dtype,
             **config,
         )
         self = cls.__new__(cls)
-        self.config = made
+        self.config, self._processor = made, processor
         with torch.device(device):
             self.policy = _policy_class(family)(made)
         with torch.no_grad():
             for parameter in self.policy.parameters():
                 if not parameter.any():
                     parameter.normal_(0.0, 0.02)
-        self._before = _FixedPrompt(prompt_tokens, made.tokenizer_max_length, made.max_state_dim)
-        self._after = torch.Tensor.cpu
+        self._before, self._after = (lambda batch: batch), torch.Tensor.cpu
         return self
 
     @property
@@ -168,8 +172,15 @@ class LeRobotPolicy:
         return [key.removeprefix(_IMAGES) for key in self.config.image_features]
 
     def infer(self, observation: Mapping[str, Any], noise: np.ndarray) -> np.ndarray:
-        """Actions in robot units, float32 [chunk, action_dim], from a raw observation; the whole official call."""
-        return _numpy(self._after(self._predict(self._batch(observation), noise))[0])
+        """Normalised actions, float32 [chunk, action_dim]; the whole official call, its postprocessor included."""
+        normalized = self._predict(self._batch(observation), noise)
+        self._after(normalized)
+        return _numpy(normalized[0])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The weights by checkpoint name, as they are in memory."""
+        weights: dict[str, torch.Tensor] = self.policy.state_dict()
+        return weights
 
     def guided(
         self,
@@ -228,16 +239,24 @@ class LeRobotPolicy:
         return {name: _numpy(value) for name, value in result.items()}
 
     def _batch(self, observation: Mapping[str, Any]) -> dict[str, Any]:
-        """The raw observation through LeRobot's inference entry and preprocessor; an absent camera stays absent."""
+        """The raw observation through LeRobot's inference entry and preprocessor; a camera that is None stays absent."""
         raw = {_STATE: np.asarray(observation["state"], dtype=np.float32)}
         for name, frame in observation["images"].items():
             key = _IMAGES + name.removeprefix(_IMAGES)
             if key not in self.config.image_features:
                 raise ObservationError(f"camera '{name}' is unknown to the checkpoint; it has {self.cameras}")
-            raw[key] = np.array(frame)
+            if frame is not None:
+                raw[key] = np.array(frame)
         prepare = require("lerobot.policies.utils").prepare_observation_for_inference
         batch: dict[str, Any] = self._before(prepare(raw, torch.device(self.config.device), observation["prompt"]))
-        return batch
+        return batch if self._processor is None else batch | self._borrowed(self._processor.prepare(observation))
+
+    def _borrowed(self, prepared: Any) -> dict[str, torch.Tensor]:
+        tokens = torch.from_numpy(prepared.inputs["tokens"]).long()[None]
+        mask = torch.arange(tokens.shape[1])[None] < int(prepared.inputs["prompt_length"][0])
+        state = torch.from_numpy(np.asarray(prepared.context.normalized_state, dtype=np.float32))[None]
+        own = {"observation.language.tokens": tokens, "observation.language.attention_mask": mask, _STATE: state}
+        return {name: value.to(self.config.device) for name, value in own.items()}
 
     def _predict(self, batch: dict[str, Any], noise: np.ndarray, **guidance: Any) -> torch.Tensor:
         start = torch.from_numpy(np.array(noise, dtype=np.float32)).to(self.config.device)
@@ -276,21 +295,6 @@ class LeRobotPolicy:
             (model, "denoise_step", velocity),
         ):
             stack.enter_context(mock.patch.object(owner, name, _noted(getattr(owner, name), note)))
-
-
-class _FixedPrompt:
-    """Stands in for a checkpoint's preprocessor where there are no files: raw state, one fixed prompt."""
-
-    def __init__(self, prompt_tokens: int, capacity: int, state: int) -> None:
-        self._tokens = torch.zeros(1, capacity, dtype=torch.int64)
-        self._tokens[0, :prompt_tokens] = 100 + torch.arange(prompt_tokens)
-        self._state = state
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        tokens = self._tokens.to(batch[_STATE].device)
-        language = {"observation.language.tokens": tokens, "observation.language.attention_mask": tokens > 0}
-        state = torch.nn.functional.pad(batch[_STATE], (0, self._state - batch[_STATE].shape[1]))
-        return batch | language | {_STATE: state}
 
 
 def _noted(function: Any, note: Any) -> Any:
