@@ -187,7 +187,8 @@ def _picture(path: Path) -> np.ndarray:
 
 def _numbers(text: str) -> np.ndarray:
     if text.endswith(".npy"):
-        return np.load(text, allow_pickle=False)
+        loaded: np.ndarray = np.load(text, allow_pickle=False)
+        return loaded
     try:
         return np.array([float(x) for x in text.split(",")], dtype=np.float32)
     except ValueError as error:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from innerloop.blocks.sizes import DecoderSizes
+from innerloop.blocks.stack import Stack
 from innerloop.kernels import skinny
 
 EPS = 1e-6  # GemmaConfig.rms_norm_eps
@@ -52,7 +53,7 @@ class ActionExpert(nn.Module):
     def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
         self.sizes = sizes
-        self.layers = nn.ModuleList(ExpertLayer(sizes) for _ in range(sizes.depth))
+        self.layers = Stack([ExpertLayer(sizes) for _ in range(sizes.depth)])
 
     def forward(
         self,

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from innerloop.blocks.sizes import DecoderSizes
+from innerloop.blocks.stack import Stack
 from innerloop.kernels import activation, attention, linear, norm, rope
 
 EPS = 1e-6  # GemmaConfig.rms_norm_eps
@@ -39,7 +40,7 @@ class GemmaPrefix(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.embedding = nn.Parameter(torch.empty(sizes.vocab_size, sizes.width))
-        self.layers = nn.ModuleList(GemmaLayer(sizes) for _ in range(sizes.depth - 1))
+        self.layers = Stack([GemmaLayer(sizes) for _ in range(sizes.depth - 1)])
         self.last = GemmaLastLayer(sizes)
 
     @property

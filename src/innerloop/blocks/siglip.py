@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from innerloop.blocks.sizes import VisionSizes
+from innerloop.blocks.stack import Stack
 from innerloop.kernels import attention, linear, norm
 
 EPS = 1e-6  # SiglipVisionConfig.layer_norm_eps
@@ -47,7 +48,7 @@ class Siglip(nn.Module):
         self.patch_weight = nn.Parameter(torch.empty(d, 3 * sizes.patch_size**2))
         self.patch_bias = nn.Parameter(torch.empty(d))
         self.position = nn.Parameter(torch.empty(sizes.tokens, d))
-        self.layers = nn.ModuleList(SiglipLayer(sizes) for _ in range(sizes.layers))
+        self.layers = Stack([SiglipLayer(sizes) for _ in range(sizes.layers)])
         self.norm_weight, self.norm_bias = nn.Parameter(torch.empty(d)), nn.Parameter(torch.empty(d))
         self.projector_weight, self.projector_bias = nn.Parameter(torch.empty(out, d)), nn.Parameter(torch.empty(out))
 

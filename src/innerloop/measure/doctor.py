@@ -85,9 +85,9 @@ def _attention() -> Finding:
     on = [
         name
         for name, enabled in (
-            ("flash", torch.backends.cuda.flash_sdp_enabled()),
-            ("cudnn", torch.backends.cuda.cudnn_sdp_enabled()),
-            ("memory-efficient", torch.backends.cuda.mem_efficient_sdp_enabled()),
+            ("flash", torch._C._get_flash_sdp_enabled()),
+            ("cudnn", torch._C._get_cudnn_sdp_enabled()),
+            ("memory-efficient", torch._C._get_mem_efficient_sdp_enabled()),
         )
         if enabled
     ]

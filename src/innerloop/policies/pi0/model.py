@@ -54,7 +54,7 @@ class Pi0(nn.Module):
         """Split W [action; time] of the mixing MLP: the time half is a table, the action half takes W_in in (float64)."""
         width = self.config.expert.width
         time = flow.time_embedding(self.config.steps, width, self.config.periods, self.mix_in_weight.device)
-        action_half, time_half = self.mix_in_weight.double().split(width, dim=1)
+        action_half, time_half = self.mix_in_weight.double().tensor_split(2, dim=1)
         constant = action_half @ self.action_in_bias.double() + self.mix_in_bias.double()
         return Tables(
             (time.double() @ time_half.T + constant).float(), (action_half @ self.action_in_weight.double()).float()
