@@ -1,0 +1,5 @@
+"""`python -m innerloop`."""
+
+from innerloop.cli import main
+
+main()
