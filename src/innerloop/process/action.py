@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -92,35 +93,52 @@ class ActionLimits:
 
     def violations(self, actions: np.ndarray) -> tuple[Violation, ...]:
         """Every value of [T, dim] beyond a limit, in chunk order; empty for a chunk within the limits."""
-        found: list[Violation] = []
-        if self.position is not None:
-            found += _beyond("position", actions, self.position[:, 0], self.position[:, 1], 0)
-        if self.step is not None:
-            found += _beyond("step", actions[1:] - actions[:-1], -self.step, self.step, 1)
-        if self.jerk is not None:
-            found += _beyond("jerk", np.diff(actions, 3, axis=0), -self.jerk, self.jerk, 3)
+        found = [
+            Violation(kind, int(row) + offset, int(joint), float(values[row, joint]), float(bounds[row, joint]))
+            for kind, values, bounds, beyond, offset in self._exceeded(actions)
+            for row, joint in np.argwhere(beyond)
+        ]
         return tuple(sorted(found, key=lambda violation: violation[1:3]))
 
     def apply(self, actions: np.ndarray) -> np.ndarray:
         """The chunk itself when it is within the limits; else a clamped copy, or ActionLimitError."""
-        found = self.violations(actions)
-        if not found:
+        if not self._exceeded(actions):
             return actions
-        if self.on_violation == "reject":
-            first = found[0]
-            raise ActionLimitError(
-                f"{len(found)} action values exceed the limits; first: {first.kind} of joint {first.joint} at step "
-                f"{first.row} is {first.value:g}, the bound is {first.bound:g}. Do not execute this chunk"
-            )
-        return self._clamped(actions)
+        if self.on_violation == "clamp":
+            return self._clamped(actions)
+        found = self.violations(actions)
+        first = found[0]
+        raise ActionLimitError(
+            f"{len(found)} action values exceed the limits; first: {first.kind} of joint {first.joint} at step "
+            f"{first.row} is {first.value:g}, the bound is {first.bound:g}. Do not execute this chunk"
+        )
+
+    def _exceeded(self, actions: np.ndarray) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray, int]]:
+        """(kind, values, bounds, which are beyond, rows before the first value) of each limit that is exceeded."""
+        checks = []
+        if self.position is not None:
+            checks.append(("position", actions, self.position[:, 0], self.position[:, 1], 0))
+        if self.step is not None:
+            checks.append(("step", actions[1:] - actions[:-1], -self.step, self.step, 1))
+        if self.jerk is not None:
+            checks.append(("jerk", np.diff(actions, 3, axis=0), -self.jerk, self.jerk, 3))
+        exceeded = []
+        for kind, values, low, high, offset in checks:
+            above = values > high
+            beyond = above | (values < low)
+            if beyond.any():
+                exceeded.append((kind, values, np.where(above, high, low), beyond, offset))
+        return exceeded
 
     def _clamped(self, actions: np.ndarray) -> np.ndarray:
         out = actions.copy()
         if self.position is not None:
             np.clip(out, self.position[:, 0], self.position[:, 1], out=out)
         if self.step is not None:
-            for row in range(1, len(out)):
-                np.clip(out[row], out[row - 1] - self.step, out[row - 1] + self.step, out=out[row])
+            bound = np.empty_like(out[0])
+            for before, row in pairwise(out):
+                np.maximum(row, np.subtract(before, self.step, out=bound), out=row)
+                np.minimum(row, np.add(before, self.step, out=bound), out=row)
         return out
 
 
@@ -134,14 +152,3 @@ def check_finite(actions: np.ndarray, what: str) -> None:
         f"{what} are not finite: {int((~finite).sum())} values, first {actions[row, column]} at step {row}, dimension "
         f"{column}; no action is returned. Check the observation and the weights, then run parity on this checkpoint"
     )
-
-
-def _beyond(kind: str, values: np.ndarray, low: np.ndarray, high: np.ndarray, offset: int) -> list[Violation]:
-    above, below = values > high, values < low
-    if not (above.any() or below.any()):
-        return []
-    bounds = np.where(above, high, low)
-    return [
-        Violation(kind, int(row) + offset, int(joint), float(values[row, joint]), float(bounds[row, joint]))
-        for row, joint in np.argwhere(above | below)
-    ]
