@@ -115,11 +115,19 @@ def tree(adaptive: bool, lora: bool = False) -> Tree:
     return {"PaliGemma": {"img": vision(a), "llm": decoders(a, adaptive, lora)}, **dense}
 
 
-def save(directory: Path, parameters: Tree, dtype: Any) -> None:
-    """As openpi's training saves its params item: every leaf behind `value`, one directory a step."""
-    valued = jax.tree.map(lambda leaf: {"value": jnp.asarray(leaf).astype(dtype)}, parameters)
+def save(directory: Path, parameters: Tree, dtype: Any, mesh: jax.sharding.Mesh | None = None) -> None:
+    """As openpi's training saves its params item: every leaf behind `value`; spread over a mesh where one is given."""
+
+    def leaf(array: np.ndarray) -> Tree:
+        value = jnp.asarray(array).astype(dtype)
+        if mesh is None:
+            return {"value": value}
+        axes = [axis for axis, size in enumerate(array.shape) if size % mesh.size == 0][-1:]
+        spec = jax.sharding.PartitionSpec(*[mesh.axis_names[0] if axis in axes else None for axis in range(array.ndim)])
+        return {"value": jax.device_put(value, jax.sharding.NamedSharding(mesh, spec))}
+
     checkpointer = orbax.checkpoint.PyTreeCheckpointer()
-    checkpointer.save(directory.absolute() / "params", {"params": valued})
+    checkpointer.save(directory.absolute() / "params", {"params": jax.tree.map(leaf, parameters)})
     (directory / "params" / "commit_success.txt").unlink()  # it names the directory that it was saved to
 
 
@@ -175,12 +183,14 @@ def lora_outputs(openpi: Path, parameters: Tree) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """One directory a tree: pi05 in float32, pi0 in bfloat16, lora in float32."""
+    """One directory a tree: pi05 in float32, pi0 in bfloat16 from a mesh of four devices, lora in float32."""
     openpi = Path(sys.argv[1])
+    jax.config.update("jax_num_cpu_devices", 4)
     shutil.rmtree(GOLDEN, ignore_errors=True)
-    for name, adaptive, dtype in (("pi05", True, jnp.float32), ("pi0", False, jnp.bfloat16)):
+    mesh = jax.make_mesh((4,), ("x",))
+    for name, adaptive, dtype, where in (("pi05", True, jnp.float32, None), ("pi0", False, jnp.bfloat16, mesh)):
         parameters = tree(adaptive)
-        save(GOLDEN / name, parameters, dtype)
+        save(GOLDEN / name, parameters, dtype, where)
         rounded = jax.tree.map(lambda leaf, d=dtype: np.asarray(jnp.asarray(leaf).astype(d), np.float32), parameters)
         save_file(converted(openpi, rounded, adaptive), GOLDEN / f"{name}.safetensors")
     adapted = tree(True, lora=True)

@@ -142,13 +142,16 @@ def _no_weights(directory: Path) -> str:
 
 
 def _config(places: Sequence[Path]) -> dict[str, Any]:
+    """config.json; an adapter's own fields stand before its base's, which alone may state the model's sizes."""
+    merged: dict[str, Any] = {}
     for place in places:
-        if (place / "config.json").is_file():
-            config = read_json(place / "config.json")
-            if not isinstance(config, dict):
-                raise CheckpointError(f"{place / 'config.json'} is not a JSON object: export it again")
-            return config
-    return {}
+        if not (place / "config.json").is_file():
+            continue
+        config = read_json(place / "config.json")
+        if not isinstance(config, dict):
+            raise CheckpointError(f"{place / 'config.json'} is not a JSON object: export it again")
+        merged = {**config, **merged}
+    return merged
 
 
 def _layout(directory: Path, config: dict[str, Any], tensors: TensorSource) -> str:

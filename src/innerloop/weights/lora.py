@@ -14,7 +14,26 @@ from innerloop.weights.source import Seen, TensorInfo, TensorSource, open_tensor
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-_KEY = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.[^.]+)?(?:\.weight)?$")
+_KEY = re.compile(
+    r"(?P<module>.+)\.lora_(?:(?P<embedding>embedding_)(?P<table>[AB])(?:\.[^.]+)?|(?P<side>[AB])(?:\.[^.]+)?\.weight)"
+)
+
+# Settings of peft's LoraConfig under which the merged weight is not base + scale * B @ A.
+_VARIANTS = (
+    "use_dora",
+    "lora_bias",
+    "use_qalora",
+    "use_bdlora",
+    "alora_invocation_tokens",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "velora_config",
+)
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # the others change the base before training
 
 
 @dataclass(frozen=True)
@@ -78,7 +97,7 @@ class LoraSource:
             name = key.removeprefix("base_model.model.")
             match = _KEY.fullmatch(name)
             if match:
-                sides.setdefault(match["module"], {})[match["side"]] = key
+                sides.setdefault(match["module"], {})[match["side"] or match["table"]] = key
                 embeddings.update([match["module"]] if match["embedding"] else [])
                 continue
             target = re.sub(r"\.modules_to_save(\.[^.]+)?(?=\.)", "", name)
@@ -142,9 +161,13 @@ def _read_config(directory: Path) -> dict[str, Any]:
             f"{directory / CONFIG} describes an adapter of type {kind}, only LORA is supported: "
             "merge it into its base with peft and load the result"
         )
-    if config.get("use_dora"):
+    variants = [name for name in _VARIANTS if config.get(name)]
+    if config.get("init_lora_weights", True) not in _PLAIN_STARTS:
+        variants.append(f"init_lora_weights={config['init_lora_weights']}")
+    if variants:
         raise CheckpointError(
-            f"{directory} is a DoRA adapter, which is not supported: merge it into its base with peft"
+            f"{directory / CONFIG} sets {', '.join(variants)}, a variant of LoRA that is not supported: "
+            "merge it into its base with peft and load the result"
         )
     return config
 

@@ -52,6 +52,7 @@ class OrbaxSource:
             if self._has_adapter(piece.array)
         }
         self._held: tuple[str, torch.Tensor] | None = None
+        self._last = {piece.array: name for name, piece in self._pieces.items()}
 
     def names(self) -> tuple[str, ...]:
         """Grouped by stored array, so that each array is read once."""
@@ -67,9 +68,11 @@ class OrbaxSource:
         return TensorInfo(tuple(built.shape), dtype, built.numel() * dtype.itemsize)
 
     def read(self, name: str, seen: Seen | None = None) -> torch.Tensor:
-        """One presented tensor; the stored array that holds it stays in memory until another one is needed."""
+        """One presented tensor; the stored array that holds it stays in memory until its last one."""
         piece = self._pieces[name]
         tensor = self._layer(piece.array, piece.layer)
+        if self._last[piece.array] == name:
+            self._held = None
         if seen is not None:
             seen(name, piece.build(tensor))
         if self._has_adapter(piece.array):

@@ -138,7 +138,11 @@ def test_rank_that_contradicts_the_config(adapter: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"peft_type": "IA3"}, "type IA3, only LORA"), ({"use_dora": True}, "DoRA adapter, which is not supported")],
+    [
+        ({"peft_type": "IA3"}, "type IA3, only LORA"),
+        ({"use_dora": True, "lora_bias": True}, "sets use_dora, lora_bias, a variant of LoRA that is not supported"),
+        ({"init_lora_weights": "pissa_niter_4"}, "sets init_lora_weights=pissa_niter_4, a variant"),
+    ],
 )
 def test_other_kinds_of_adapter(adapter: Path, settings: dict[str, object], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
@@ -162,6 +166,7 @@ def lora_for(lerobot: Path, adapter: Path, base: str) -> Path:
     for path in lerobot.glob("policy_*"):
         shutil.copy(path, adapter)
     (adapter / "config.json").write_text(json.dumps({"type": "pi05", "use_peft": True, "chunk_size": 9}))
+    (lerobot / "config.json").write_text(json.dumps({"type": "pi05", "chunk_size": 4, "sizes": 3}))
     return adapter
 
 
@@ -174,7 +179,7 @@ def test_adapter_beside_its_base(lerobot: Path, tmp_path: Path, unchanged: Calla
         assert checkpoint.adapter == adapter
         assert checkpoint.adapter_config is not None
         assert checkpoint.adapter_config["lora_alpha"] == 2
-        assert checkpoint.config["chunk_size"] == 9, "the adapter's own config and processors count"
+        assert checkpoint.config == {"type": "pi05", "use_peft": True, "chunk_size": 9, "sizes": 3}
         assert torch.equal(checkpoint.tensors.read(name), base.tensors.read(name) + 2)
         assert checkpoint.tensors.merged == {name: "rank 1 x 2"}
         assert checkpoint.tokenizer == lerobot / "tokenizer.json"

@@ -51,6 +51,7 @@ def test_each_stored_array_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None
     for name in source.names():
         source.read(name)
     assert len(reads) == len(set(reads)) == len(source._arrays)
+    assert source._held is None, "nothing stays in host memory"
 
 
 def test_merged_attention_equals_the_official_lora_layers() -> None:
