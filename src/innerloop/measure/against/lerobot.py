@@ -5,7 +5,8 @@ import importlib
 import io
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 
 from innerloop.contract.errors import CheckpointError, InnerloopError, ObservationError
+from innerloop.weights import TensorInfo
 
 FAMILIES = ("pi05", "pi0")
 EXTENSION = "innerloop_architecture"  # the key of config.json that carries sizes LeRobot has no name for
@@ -75,11 +77,12 @@ def sized(family: str, architecture: Mapping[str, Mapping[str, int]] | None) -> 
 
 
 def randomize(policy: Any, seed: int) -> None:
-    """Fills every parameter from a seeded CPU generator at a scale that keeps activations near one; none stays zero."""
-    generator = torch.Generator().manual_seed(seed)
+    """Fills every parameter from one seeded generator at a scale that keeps activations near one; none stays zero."""
+    device = next(policy.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(policy.named_parameters()):
-            value = torch.randn(parameter.shape, generator=generator)
+            value = torch.randn(parameter.shape, generator=generator, device=device)
             if parameter.ndim == 1:
                 value = 0.1 * value + (1.0 if parameter.float().mean() > 0.5 else 0.0)  # LayerNorm weights start at one
             elif "embed" in name and "patch" not in name:
@@ -143,8 +146,8 @@ class LeRobotPolicy:
     ) -> "LeRobotPolicy":
         """The published size with random weights and no files; prompt and state come from `processor`, ours.
 
-        `config` sets fields of LeRobot's configuration, such as chunk_size and num_inference_steps. `tensors` gives
-        the weights to the other side.
+        `config` sets fields of LeRobot's configuration, such as chunk_size and num_inference_steps. `weights` gives
+        them to the other side.
         """
         configs = require("lerobot.configs")
         feature, kind = configs.PolicyFeature, configs.FeatureType
@@ -159,10 +162,7 @@ class LeRobotPolicy:
         self.config, self._processor = made, processor
         with torch.device(device):
             self.policy = _policy_class(family)(made)
-        with torch.no_grad():
-            for parameter in self.policy.parameters():
-                if not parameter.any():
-                    parameter.normal_(0.0, 0.02)
+        randomize(self.policy, seed=0)
         self._before, self._after = (lambda batch: batch), torch.Tensor.cpu
         return self
 
@@ -177,10 +177,9 @@ class LeRobotPolicy:
         self._after(normalized)
         return _numpy(normalized[0])
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The weights by checkpoint name, as they are in memory."""
-        weights: dict[str, torch.Tensor] = self.policy.state_dict()
-        return weights
+    def weights(self) -> "Weights":
+        """The weights as innerloop reads them from a checkpoint, so that both sides can run the same random model."""
+        return Weights(self.policy.state_dict())
 
     def guided(
         self,
@@ -295,6 +294,30 @@ class LeRobotPolicy:
             (model, "denoise_step", velocity),
         ):
             stack.enter_context(mock.patch.object(owner, name, _noted(getattr(owner, name), note)))
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A TensorSource over tensors in memory."""
+
+    tensors: Mapping[str, torch.Tensor]
+    merged: Mapping[str, str] = field(default_factory=dict)
+
+    def names(self) -> tuple[str, ...]:
+        """Every tensor."""
+        return tuple(self.tensors)
+
+    def info(self, name: str) -> TensorInfo:
+        """Shape, dtype and bytes."""
+        tensor = self.tensors[name]
+        return TensorInfo(tuple(tensor.shape), tensor.dtype, tensor.nbytes)
+
+    def read(self, name: str, seen: Callable[[str, torch.Tensor], None] | None = None) -> torch.Tensor:
+        """One CPU tensor."""
+        tensor = self.tensors[name].cpu()
+        if seen is not None:
+            seen(name, tensor)
+        return tensor
 
 
 def _noted(function: Any, note: Any) -> Any:
