@@ -72,8 +72,8 @@ class Edge:
     """What only the caller knows. rename: {robot camera: checkpoint camera}; images: how frames are laid out.
 
     normalization: the mode of an openpi directory trained with another than its family's, or "IDENTITY" to accept a
-    checkpoint without statistics. state_dim, action_dim, relative (mask of delta dimensions): where the checkpoint does
-    not say. tokenizer: a path used instead of the checkpoint's.
+    checkpoint without statistics. state_dim, action_dim, relative (mask of delta dimensions), state_in_prompt (pi05):
+    what an openpi directory does not say. tokenizer: a path used instead of the checkpoint's.
     """
 
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -82,6 +82,7 @@ class Edge:
     state_dim: int | None = None
     action_dim: int | None = None
     relative: Sequence[bool] | None = None
+    state_in_prompt: bool | None = None
     limits: ActionLimits | None = None
     tokenizer: str | Path | None = None
 
@@ -134,7 +135,7 @@ def flow_processor(sizes: Sizes, checkpoint: Parts, edge: Edge = NO_EDGE, vocabu
             state=state.cut(widths.state),
             action=action.cut(widths.action),
             relative=_relative(recipe, edge, widths),
-            template=_template(sizes.family, checkpoint, notes),
+            template=_template(sizes.family, checkpoint, edge, notes),
             tokenizer=_tokenizer(checkpoint, edge, vocabulary),
             resolution=(int(height), int(width)),
             edge=edge,
@@ -157,8 +158,12 @@ def assemble(rules: Rules) -> Processor:
     pipeline = pipeline.push(NormalizeStep(rules.state, rules.action))
     pipeline = pipeline.push(PromptStep(rules.template, rules.tokenizer, rules.recipe.capacity))
     pipeline = pipeline.push(WidthStep(widths.max_state, widths.action, state_input=_takes_vector(rules)))
-    pipeline = pipeline.push(FramesStep(rules.cameras, edge.images, rules.resolution))
+    pipeline = pipeline.push(FramesStep(rules.cameras, edge.images, rules.resolution, _resizes_on_host(rules)))
     return Processor(pipeline, rules.cameras, widths, rules.convention.dtype, _facts(rules))
+
+
+def _resizes_on_host(rules: Rules) -> bool:
+    return rules.convention.name == OPENPI.name  # openpi resizes bytes with Pillow, LeRobot floats inside the model
 
 
 def _takes_vector(rules: Rules) -> bool:
@@ -181,6 +186,7 @@ def _facts(rules: Rules) -> dict[str, Any]:
             "max_height": MAX_HEIGHT,
             "max_width": MAX_WIDTH,
             "resized_to": list(rules.resolution),
+            "resized_by": "host (Pillow, as openpi)" if _resizes_on_host(rules) else "plan",
         },
         "state": {
             "width": widths.state,
@@ -310,12 +316,25 @@ def _tokenizer(checkpoint: Parts, edge: Edge, vocabulary: int | None) -> text.To
     return tokenizer
 
 
-def _template(family: str, checkpoint: Parts, notes: list[str]) -> text.Template:
+def _template(family: str, checkpoint: Parts, edge: Edge, notes: list[str]) -> text.Template:
     lerobot = checkpoint.layout == "lerobot"
+    if edge.state_in_prompt is not None and (lerobot or family == "pi0"):
+        raise CheckpointError(
+            "state_in_prompt= is for pi05 in an openpi directory; this checkpoint settles it: leave it out"
+        )
     if family == "pi0":
         return text.LINE if lerobot else text.CLEANED_LINE
-    # openpi Pi0Config.discrete_state_input; its pi05_libero was trained without the state.
-    if lerobot or checkpoint.config.get("discrete_state_input", True):
+    if lerobot:
         return text.TASK_AND_STATE
-    notes.append("the prompt has no state (discrete_state_input is false)")
-    return text.CLEANED_LINE
+    # openpi models/pi0_config.py discrete_state_input: true for pi05 by default, false in its pi05_libero.
+    stored = checkpoint.config.get("discrete_state_input")
+    if None not in (stored, edge.state_in_prompt) and stored != edge.state_in_prompt:
+        raise CheckpointError(
+            f"state_in_prompt={edge.state_in_prompt} was asked, config.json says discrete_state_input={stored}; leave it out"
+        )
+    if stored is None and edge.state_in_prompt is None:
+        notes.append(
+            "the state is written into the prompt, openpi's default for pi05; pi05_libero: state_in_prompt=False"
+        )
+    spoken = next((said for said in (stored, edge.state_in_prompt) if said is not None), True)
+    return text.TASK_AND_STATE if spoken else text.CLEANED_LINE

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from PIL import Image
 
 from innerloop.contract import ObservationError
 
@@ -79,6 +80,21 @@ def resize_with_pad(image: np.ndarray, height: int, width: int) -> np.ndarray:
     top, left = (height - fit_height) // 2, (width - fit_width) // 2
     out = np.zeros((height, width, image.shape[2]), np.float32)
     out[top : top + fit_height, left : left + fit_width] = np.clip(resized, 0.0, 1.0)
+    return out
+
+
+def resize_bytes_with_pad(frame: np.ndarray, height: int, width: int) -> np.ndarray:
+    """uint8 [H, W, 3] -> [height, width, 3]: aspect kept, black centred padding, antialiased where it shrinks.
+
+    The bytes of openpi's host resize (openpi_client/image_tools.py, Pillow bilinear); a frame that fits is returned.
+    """
+    if frame.shape[:2] == (height, width):
+        return frame
+    fit_height, fit_width = fitted_size(frame.shape[0], frame.shape[1], height, width)
+    resized = Image.fromarray(frame).resize((fit_width, fit_height), Image.Resampling.BILINEAR)
+    top, left = (height - fit_height) // 2, (width - fit_width) // 2
+    out = np.zeros((height, width, 3), np.uint8)
+    out[top : top + fit_height, left : left + fit_width] = np.asarray(resized)
     return out
 
 

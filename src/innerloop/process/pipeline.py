@@ -9,7 +9,7 @@ import numpy as np
 from innerloop.contract import ObservationError
 from innerloop.process.action import ActionLimits, RelativeActions, check_finite
 from innerloop.process.cameras import Cameras
-from innerloop.process.image import ImageSpec, fitted_size, to_frame
+from innerloop.process.image import ImageSpec, fitted_size, resize_bytes_with_pad, to_frame
 from innerloop.process.noise import draw_noise, to_noise
 from innerloop.process.state import Normalizer, discretize, pad, to_state
 from innerloop.process.text import Template, Tokenizer, fit
@@ -167,11 +167,12 @@ class WidthStep:
 
 @dataclass(frozen=True)
 class FramesStep:
-    """Frames by camera name, one row a slot; the pixels themselves are neither changed nor copied."""
+    """Frames by camera name, one row a slot. `host_resize`: to the model's size here, else the plan does it from any size."""
 
     cameras: Cameras
     spec: ImageSpec
     resolution: tuple[int, int]
+    host_resize: bool = False
 
     def forward(self, draft: Draft) -> None:
         """Writes `frames`, `frame_sizes` and `camera_mask`; a slot without a camera is one black, masked pixel."""
@@ -196,7 +197,7 @@ class FramesStep:
                 f"camera '{name}': {height}x{width} has no pixels left when fitted into "
                 f"{self.resolution[0]}x{self.resolution[1]}; send a less extreme aspect ratio"
             )
-        return frame
+        return resize_bytes_with_pad(frame, *self.resolution) if self.host_resize else frame
 
 
 @dataclass(frozen=True)

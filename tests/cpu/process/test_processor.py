@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from toy_checkpoint import Sizes, Step, is_plain, lerobot, normalized, observation, openpi
 
 from innerloop.contract import CheckpointError, NonFiniteError, ObservationError
@@ -119,8 +120,12 @@ def test_the_state_is_written_into_the_prompt_at_its_true_width() -> None:
     assert bins == [str(b) for b in expected]
 
 
-def test_an_openpi_policy_may_leave_the_state_out_of_the_prompt() -> None:
-    processor = flow_processor(Sizes(), openpi(discrete_state_input=False))
+@pytest.mark.parametrize("said", ["config", "caller"])
+def test_an_openpi_policy_may_leave_the_state_out_of_the_prompt(said: str) -> None:
+    toy, edge = (
+        (openpi(discrete_state_input=False), Edge()) if said == "config" else (openpi(), Edge(state_in_prompt=False))
+    )
+    processor = flow_processor(Sizes(), toy, edge)
     a, b = observation(), observation()
     b["state"] = b["state"] + 0.3
     assert processor.prepare(a).context.prompt == "pick up the red block\n"
@@ -144,6 +149,20 @@ def test_nothing_of_the_caller_is_changed_and_calls_do_not_touch_each_other(fami
     assert same(first, snapshot)
     np.testing.assert_array_equal(given["state"], kept["state"])
     assert all(np.array_equal(given["images"][c], kept["images"][c]) for c in kept["images"])
+
+
+def test_openpi_frames_are_resized_as_openpi_does() -> None:
+    given = observation()
+    inputs = flow_processor(Sizes(), openpi(image_resolution=[28, 28])).prepare(given).inputs
+    assert inputs["frame_sizes"].tolist()[:2] == [[28, 28], [28, 28]]
+    small = Image.fromarray(given["images"]["front"]).resize((28, 21), Image.Resampling.BILINEAR)
+    frame = inputs["frames"][0].reshape(28, 28, 3)
+    np.testing.assert_array_equal(frame[3:24], np.asarray(small))
+    assert not frame[:3].any()
+    assert not frame[24:].any()
+    fitting = dict(given, images=dict.fromkeys(given["images"], frame))
+    again = flow_processor(Sizes(), openpi(image_resolution=[28, 28])).prepare(fitting).inputs
+    np.testing.assert_array_equal(again["frames"][0], frame.reshape(-1))
 
 
 def test_every_layout_of_the_same_picture_gives_the_same_inputs() -> None:

@@ -116,11 +116,21 @@ def test_an_openpi_directory_follows_its_family_and_says_so() -> None:
     for family, mode in (("pi05", "QUANTILES"), ("pi0", "MEAN_STD")):
         facts = flow_processor(Sizes(family), openpi()).describe()
         assert (facts["state"]["mode"], facts["action"]["mode"]) == (mode, mode)
+        assert facts["image"]["resized_by"] == "host (Pillow, as openpi)"
         assert f"normalisation mode {mode} comes from openpi's default for {family}" in facts["notes"][0]
         assert facts["statistics"] == {"set": "physical-intelligence/toy", "convention": "openpi", "eps": 1e-6}
     asked = flow_processor(Sizes("pi05"), openpi(), Edge(normalization="MEAN_STD")).describe()
     assert asked["action"]["mode"] == "MEAN_STD"
-    assert asked["notes"] == ["normalisation mode MEAN_STD comes from the caller"]
+    assert asked["notes"][0] == "normalisation mode MEAN_STD comes from the caller"
+
+
+def test_who_decides_whether_the_state_is_in_the_prompt() -> None:
+    assert "pi05_libero: state_in_prompt=False" in flow_processor(Sizes(), openpi()).describe()["notes"][1]
+    for family, toy in (("pi05", lerobot()), ("pi0", lerobot("pi0")), ("pi0", openpi())):
+        with pytest.raises(CheckpointError, match="is for pi05 in an openpi directory"):
+            flow_processor(Sizes(family), toy, Edge(state_in_prompt=False))
+    with pytest.raises(CheckpointError, match="state_in_prompt=True was asked, config.json says .*=False"):
+        flow_processor(Sizes(), openpi(discrete_state_input=False), Edge(state_in_prompt=True))
 
 
 def test_an_openpi_robot_may_be_narrower_than_its_statistics_when_the_caller_says_so() -> None:
