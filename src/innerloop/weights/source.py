@@ -90,7 +90,8 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         check_not_pointer(path)
-        size = path.stat().st_size
+        self._state = _state(path)
+        size = self._state[0]
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > size - 8:
@@ -117,6 +118,9 @@ class SafetensorsFile:
 
     def read(self, name: str, seen: Seen | None = None) -> torch.Tensor:
         """A private mapping of the tensor's bytes: writing to it never reaches the file."""
+        if _state(self.path) != self._state:
+            # A mapping of a file that has become shorter would end the process.
+            raise CheckpointError(f"{self.path} changed after it was opened: load again when it is complete")
         begin, info = self._entries[name]
         tensor = self._map(self._start + begin, info)
         if seen is not None:
@@ -263,6 +267,11 @@ def _state_dict(loaded: object, path: Path) -> dict[str, torch.Tensor]:
         if all(isinstance(value, torch.Tensor) for value in candidate.values()):
             return {str(name): tensor for name, tensor in candidate.items()}
     raise CheckpointError(f"{path} holds no state dict (names to tensors): save `model.state_dict()` as safetensors")
+
+
+def _state(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _first_line(error: BaseException) -> str:

@@ -71,6 +71,15 @@ def test_writing_to_a_read_tensor_never_reaches_the_file(tmp_path: Path, unchang
     assert torch.equal(source.read("a"), torch.ones(1000))
 
 
+def test_file_that_changes_after_it_was_opened(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(10_000)}, path)
+    source = SafetensorsFile(path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(CheckpointError, match="changed after it was opened"):
+        source.read("a")
+
+
 def test_tensors_at_odd_offsets(tmp_path: Path) -> None:
     header = {
         "flag": {"dtype": "BOOL", "shape": [1], "data_offsets": [0, 1]},
