@@ -12,9 +12,7 @@ import torch
 from torch import nn
 
 from innerloop import __version__
-from innerloop.blocks import flow_config
 from innerloop.blocks.expert import ActionExpert
-from innerloop.blocks.flow_config import FlowConfig
 from innerloop.contract import (
     CheckpointError,
     Chunk,
@@ -26,9 +24,8 @@ from innerloop.contract import (
 )
 from innerloop.kernels import Kernels, skinny, use_kernels
 from innerloop.policies import FAMILIES, Family, detect
-from innerloop.process.build import Edge, flow_processor
-from innerloop.process.pipeline import Processor
-from innerloop.process.synthetic import synthetic_processor
+from innerloop.policies.interface import PolicyConfig, Processor
+from innerloop.process.build import Edge
 from innerloop.runtime.machine import Machine
 from innerloop.weights import (
     Account,
@@ -67,7 +64,7 @@ class LoadedPolicy:
     """A checkpoint ready to decide. Satisfies contract.Policy; safe to call from any thread."""
 
     family: Family
-    config: FlowConfig
+    config: Any  # the family's own; a policies.interface.PolicyConfig
     placement: Placement
     model: nn.Module
     processor: Processor
@@ -126,7 +123,7 @@ class LoadedPolicy:
         """
         started = time.perf_counter()
         prepared = self.processor.prepare(observation)
-        tokens = int(prepared.inputs["prompt_length"][0])
+        tokens = prepared.context.prompt_tokens
         capacity = self.capacity(tokens)
         inputs = {**prepared.inputs, "noise": self.processor.noise(noise, seed)}
         processed = time.perf_counter()
@@ -209,7 +206,7 @@ def load(
     family = detect(checkpoint)
     config = family.config(checkpoint, horizon)
     edge = Edge(rename=rename or {}, normalization=normalization, tokenizer=tokenizer)
-    processor = flow_processor(config, checkpoint, edge, config.language.vocab_size)
+    processor = family.processor(config, checkpoint, edge)
     identity = {
         "statistics": statistics_digest(checkpoint.statistics),
         "processors": processors_digest(checkpoint.preprocessor, checkpoint.postprocessor),
@@ -236,9 +233,9 @@ def random_policy(
     if family not in FAMILIES:
         raise CheckpointError(f"no family '{family}'; there are {sorted(FAMILIES)}")
     kind = FAMILIES[family]
-    config = flow_config.default(family, cameras, chunk, steps, kind.prompt_capacity)
+    config = kind.default(cameras, chunk, steps)
     placement = place(device, precision, batch, kernels)
-    processor = synthetic_processor(config, config.language.vocab_size)
+    processor = kind.synthetic(config)
     return assemble(kind, config, placement, processor, RandomWeights(seed), {"statistics": "", "processors": ""})
 
 
@@ -275,7 +272,7 @@ def place(device: str | None, precision: str | None, batch: int, kernels: Kernel
 
 def assemble(
     family: Family,
-    config: FlowConfig,
+    config: PolicyConfig,
     placement: Placement,
     processor: Processor,
     source: TensorSource | RandomWeights,
@@ -340,7 +337,7 @@ def _fill(
     parameters: Mapping[str, torch.Tensor],
     source: TensorSource | RandomWeights,
     family: Family,
-    config: FlowConfig,
+    config: PolicyConfig,
     progress: Progress | None,
 ) -> tuple[Account | None, str]:
     if isinstance(source, RandomWeights):
@@ -350,7 +347,7 @@ def _fill(
     return account, account.digest
 
 
-def _pack(model: nn.Module, placement: Placement, config: FlowConfig) -> bool:
+def _pack(model: nn.Module, placement: Placement, config: PolicyConfig) -> bool:
     """Whether the expert's products are now laid out as the few-row kernels read them."""
     rows = placement.batch * config.chunk
     if placement.kernels != "fused" or not skinny.supported(placement.device, placement.dtype, rows):
