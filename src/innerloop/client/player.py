@@ -65,8 +65,8 @@ class ActionQueue:
         return math.ceil(float(np.percentile(self._seconds, PERCENTILE)) * self.rate_hz - 1e-9)
 
     def due(self, margin: int = 1) -> bool:
-        """Whether a new chunk must be asked for now to arrive before the queue is empty."""
-        return len(self._actions) <= self.delay + margin
+        """Whether a new chunk must be asked for now to arrive in time; always, until a latency is known."""
+        return not self._seconds or len(self._actions) <= self.delay + margin
 
     def splice(self, actions: np.ndarray, ticket: Ticket) -> bool:
         """Take over a chunk from the step really reached since its observation; False if its episode is over."""
@@ -76,8 +76,8 @@ class ActionQueue:
         shared = min(self.blend, len(self._actions), len(fresh))
         if shared:
             weight = np.arange(1, shared + 1, dtype=np.float32)[:, None] / (shared + 1)
-            fresh = fresh.copy()
-            fresh[:shared] = (1 - weight) * self._actions[:shared] + weight * fresh[:shared]
+            older = self._actions[:shared]
+            fresh = np.concatenate([older + weight * (fresh[:shared] - older), fresh[shared:]])
         self._actions = fresh
         return True
 

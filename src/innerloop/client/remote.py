@@ -91,6 +91,7 @@ class RemotePolicy:
                 try:
                     return self._exchange(message, until)
                 except ConnectionClosed as error:
+                    self._socket = None
                     if error.rcvd is not None and error.rcvd.code in FINAL_CODES:
                         raise RemoteError("refused", f"the server closed the connection: {error.rcvd.reason}") from error
                 except OSError:
@@ -140,6 +141,7 @@ class RemotePolicy:
             ping_timeout=60,
             user_agent_header=None,
         )
+        socket.__enter__()  # closed by `close`; websockets 17 warns about connections used without a `with`
         while True:
             metadata = read_greeting(socket.recv(timeout=max(0.0, until - time.monotonic())))
             if metadata is not None:

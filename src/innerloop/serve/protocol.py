@@ -156,20 +156,20 @@ def _picture(name: str, value: Any) -> np.ndarray:
     if not isinstance(value, np.ndarray) or value.ndim != 3:
         raise RequestError("observation", f"picture '{name}' is not an array of height x width x 3")
     if value.shape[2] != 3 and value.shape[0] == 3:
-        value = np.ascontiguousarray(value.transpose(1, 2, 0))
+        value = value.transpose(1, 2, 0)
     if value.shape[2] != 3 or 0 in value.shape:
         raise RequestError("observation", f"picture '{name}' has shape {value.shape}; send height x width x 3 RGB")
     if value.dtype != np.uint8 and value.dtype.kind != "f":
         raise RequestError("observation", f"picture '{name}' is {value.dtype}; send uint8 0..255")
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise RequestError("observation", f"picture '{name}' holds NaN or infinity")
-    return value
+    return np.ascontiguousarray(value)
 
 
 def _vector(name: str, value: Any) -> np.ndarray:
     try:
-        vector = np.asarray(value, np.float32).reshape(-1)
-    except (TypeError, ValueError) as error:
+        vector: np.ndarray = np.asarray(value, np.float32).reshape(-1)
+    except (TypeError, ValueError, OverflowError) as error:
         raise RequestError("observation", f"'{name}' is not a vector of floats") from error
     if not np.isfinite(vector).all():
         where = int(np.flatnonzero(~np.isfinite(vector))[0])
@@ -183,8 +183,7 @@ def _noise(message: dict[str, Any]) -> np.ndarray | None:
         return None
     if not isinstance(noise, np.ndarray) or noise.dtype.kind != "f" or not np.isfinite(noise).all():
         raise RequestError("observation", "'noise' is not an array of finite floats [horizon, action width]")
-    converted: np.ndarray = noise.astype(np.float32)
-    return converted
+    return noise.astype(np.float32)
 
 
 def _rtc(message: dict[str, Any]) -> dict[str, Any] | None:

@@ -1,0 +1,139 @@
+"""Our own client: a policy like any other, blocking and asyncio, that comes back after a break."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from serving_fakes import FakePolicy, Running, expected, observation
+
+from innerloop.client import AsyncRemotePolicy, ConnectionFailed, RemoteError, RemotePolicy
+
+
+def test_importing_the_client_brings_in_no_torch():
+    code = "import sys, innerloop.client; print(sorted({'torch', 'innerloop.contract'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
+
+
+def test_it_is_a_policy():
+    with Running(FakePolicy()) as server, RemotePolicy(server.ready() and server.url, session="left-arm") as policy:
+        assert policy.metadata["fingerprint"] == "f00d"
+        assert policy.metadata["action_units"] == "robot"
+        seen, noise = observation(3), np.full((10, 7), 0.5, np.float32)
+        chunk = policy.infer(seen, noise=noise, seed=9, episode="e1")
+        np.testing.assert_array_equal(chunk.actions, expected(seen, 9, noise))
+        assert chunk.receipt["stages"] == ["vision", "action"]
+        assert (chunk.timing["action"], chunk.weights_version, chunk.episode) == (1.5, 0, "e1")
+        assert abs(chunk.timestamp - time.time()) < 5
+        policy.reset()
+        assert server.server.worker.policy.resets[-1] == "left-arm"
+
+
+def test_sync_and_async_get_the_same_chunk():
+    async def ask(url):
+        async with AsyncRemotePolicy(url) as policy:
+            return [await policy.infer(observation(n), seed=n) for n in range(3)]
+
+    with Running(FakePolicy()) as server, RemotePolicy(server.ready() and server.url) as policy:
+        for number, chunk in enumerate(asyncio.run(ask(server.url))):
+            np.testing.assert_array_equal(chunk.actions, policy.infer(observation(number), seed=number).actions)
+
+
+def test_many_requests_at_once_on_one_connection_find_their_answers():
+    async def ask(url):
+        async with AsyncRemotePolicy(url) as policy:
+            jobs = [policy.infer(observation(n), session=f"robot-{n}") for n in range(12)]
+            return await asyncio.gather(*jobs)
+
+    with Running(FakePolicy(delay=0.005)) as server:
+        for number, chunk in enumerate(asyncio.run(ask(server.ready() and server.url))):
+            np.testing.assert_array_equal(chunk.actions, expected(observation(number)))
+
+
+def test_codes_of_refusals_reach_the_caller():
+    async def overtake(url):
+        async with AsyncRemotePolicy(url, session="one") as policy:
+            jobs = [asyncio.create_task(policy.infer(observation(n))) for n in range(3)]
+            return await asyncio.gather(*jobs, return_exceptions=True)
+
+    with Running(FakePolicy(delay=0.1, check=False)) as server, RemotePolicy(server.ready() and server.url) as policy:
+        with pytest.raises(RemoteError, match="deadline of 20 ms") as caught:
+            policy.infer(observation(1), deadline_ms=20)
+        assert caught.value.code == "late"
+        first, second, third = asyncio.run(overtake(server.url))
+        assert second.code == "superseded"
+        np.testing.assert_array_equal(first.actions, expected(observation(0)))
+        np.testing.assert_array_equal(third.actions, expected(observation(2)))
+
+
+def test_warming_is_told_and_the_first_answer_follows_at_once():
+    gate = threading.Event()
+
+    def load():
+        gate.wait(10)
+        return FakePolicy()
+
+    with Running(load) as server:
+        told = []
+
+        async def wait():
+            from websockets.asyncio.client import connect
+
+            async with connect(server.url, subprotocols=["innerloop.v1"]) as socket:
+                told.append(await socket.recv())
+
+        asyncio.run(wait())
+        assert told == ['{"status": "warming"}']
+        threading.Timer(0.3, gate.set).start()
+        with RemotePolicy(server.url) as policy:
+            np.testing.assert_array_equal(policy.infer(observation(1)).actions, expected(observation(1)))
+
+
+def test_it_comes_back_when_the_server_does():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    first = Running(FakePolicy(), port=port)
+    first.__enter__()
+    first.ready()
+    with RemotePolicy(first.url, patience=20) as policy:
+        policy.infer(observation(1))
+        first.stop()
+        second = Running(FakePolicy(bias=7.0), port=port)
+        threading.Timer(0.4, second.__enter__).start()
+        np.testing.assert_array_equal(policy.infer(observation(2)).actions, expected(observation(2), bias=7.0))
+    second.stop()
+
+
+def test_it_gives_up_with_a_reason():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(ConnectionFailed, match=f"127.0.0.1:{port} could not be reached within 0.5 s"):
+        RemotePolicy(f"ws://127.0.0.1:{port}", patience=0.5)
+
+
+def test_a_message_that_is_too_large_is_refused_once_and_for_all():
+    with Running(FakePolicy(), max_message=10_000) as server, RemotePolicy(server.ready() and server.url) as policy:
+        with pytest.raises(RemoteError, match="refused"):
+            policy.infer(observation(1, size=100))
+        assert policy.infer(observation(1, size=8)).actions.shape == (10, 7)
+
+
+def test_clients_come_and_go_and_the_weights_are_loaded_once():
+    loads = []
+
+    def load():
+        loads.append(1)
+        return FakePolicy()
+
+    with Running(load) as server:
+        server.ready()
+        for number in range(10):
+            with RemotePolicy(server.url) as policy:
+                np.testing.assert_array_equal(policy.infer(observation(number)).actions, expected(observation(number)))
+    assert loads == [1]
