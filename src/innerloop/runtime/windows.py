@@ -9,7 +9,6 @@ import torch
 from innerloop.contract.buffer import Buffer, Role
 from innerloop.contract.errors import ObservationError, PlanError
 from innerloop.runtime.arena import Arena
-from innerloop.runtime.layout import aligned
 from innerloop.runtime.refresh import NOTHING, Ledger, Refresh, Step
 
 Value = np.ndarray | Sequence[np.ndarray]  # an array, or one flat array a row where rows differ in length
@@ -17,6 +16,8 @@ Pieces = tuple[np.ndarray, ...]  # uint8: the whole window, or the used bytes of
 Kept = list[Pieces | None]  # a session's last values; None where they lie in the staging memory or were never given
 
 SMALL = 16384  # bytes; neighbouring inputs up to this size travel in one copy, which costs what a tiny one costs
+
+GLANCE = 1024  # bytes; a new frame shows in its first ones, which spares reading all of it
 
 NUMPY: dict[torch.dtype, type[np.generic]] = {
     torch.uint8: np.uint8,
@@ -71,64 +72,75 @@ def write_window(arena: Arena, name: str, value: Value) -> None:
         row[: piece.size].copy_(torch.from_numpy(piece.copy()))
 
 
-class Windows:
-    """Staging for the inputs and outputs of an arena; pinned on CUDA.
+class Slot:
+    """One input: its place in the input region, and what its staging memory holds."""
 
-    `staged` is the content number of each input's staging memory. Only the device's thread may call.
-    """
+    __slots__ = ("buffer", "content", "end", "index", "small", "start", "views")
+
+    def __init__(self, buffer: Buffer, index: int, start: int) -> None:
+        self.buffer = buffer
+        self.index = index  # of the buffer in the refresh table
+        self.start = start
+        self.end = start + buffer.bytes
+        self.small = buffer.bytes <= SMALL
+        self.content = NOTHING
+        self.views: Pieces = ()  # the staged pieces, as views of the staging memory
+
+
+class Windows:
+    """Staging for the inputs and outputs of an arena; pinned on CUDA. Only the device's thread may call."""
 
     def __init__(self, arena: Arena, refresh: Refresh) -> None:
         self._refresh = refresh
         self.pinned = arena.device.type == "cuda"
-        self.buffers = [arena.layout.buffers[refresh.names[i]] for i in refresh.inputs]
-        self.position = {buffer.name: at for at, buffer in enumerate(self.buffers)}
-        self.staged = [NOTHING] * len(self.buffers)
-        self._lengths: list[tuple[int, ...]] = [()] * len(self.buffers)
+        self._slots = [_slot(arena, refresh, index) for index in refresh.inputs]
+        self._by_name = {slot.buffer.name: at for at, slot in enumerate(self._slots)}
+        self._in_order = sorted(self._slots, key=lambda slot: slot.start)
+        self._position = {slot.index: at for at, slot in enumerate(self._slots)}
         self._device = arena.regions[Role.INPUT.value]
         self._staging = torch.zeros(self._device.shape, dtype=torch.uint8, pin_memory=self.pinned)
         self._host = self._staging.numpy()
-        self._starts = [arena.layout.places[buffer.name][1] for buffer in self.buffers]
-        order = sorted(range(len(self.buffers)), key=self._starts.__getitem__)
-        self._in_order = tuple((at, refresh.inputs[at]) for at in order)
-        self._differs = np.empty(max((b.bytes for b in self.buffers), default=0), np.bool_)
+        self._differs = np.empty(max((slot.buffer.bytes for slot in self._slots), default=0), np.bool_)
         self._out_device = arena.regions[Role.OUTPUT.value]
         self._out_staging = torch.zeros(self._out_device.shape, dtype=torch.uint8, pin_memory=self.pinned)
         self._outputs = {name: self._output_view(arena, name) for name in (refresh.names[i] for i in refresh.outputs)}
         self._done = torch.cuda.Event() if self.pinned else None  # type: ignore[no-untyped-call]
-        for buffer in self.buffers:
-            host_dtype(buffer)
 
     def stage(self, inputs: Mapping[str, Value], ledger: Ledger, kept: Kept) -> None:
         """Copies what differs from the session's last values into staging, under fresh content numbers."""
         given = []
         for name, value in inputs.items():
-            at = self.position.get(name)
+            at = self._by_name.get(name)
             if at is None:
-                raise ObservationError(f"'{name}' is no input of this policy; its inputs are {sorted(self.position)}")
-            given.append((at, pieces(self.buffers[at], value)))
+                raise ObservationError(f"'{name}' is no input of this policy; its inputs are {sorted(self._by_name)}")
+            given.append((at, pieces(self._slots[at].buffer, value)))
         for at, new in given:
-            if not self._same(at, new, ledger, kept):
+            slot = self._slots[at]
+            if self._changes(slot, new, ledger.versions[slot.index], kept[at]):
                 content = self._refresh.fresh()
-                ledger.versions[self._refresh.inputs[at]] = content
+                ledger.versions[slot.index] = content
                 kept[at] = None
-                self._fill(at, new, content)
+                self._fill(slot, new, content)
 
     def upload(self, due: Sequence[tuple[Step, int]], ledger: Ledger, kept: Kept) -> None:
         """Starts the copies of the inputs that due steps read and the arena does not hold."""
         versions, present = ledger.versions, self._refresh.present
         needed = {i for step, _ in due for i in step.reads}
-        missing = [at for at, i in self._in_order if i in needed and present[i] != versions[i]]
-        for at in missing:
-            self._restage(at, versions[self._refresh.inputs[at]], kept)
-        run: list[int] = []
-        for at, i in self._in_order:
-            if at in missing and self.buffers[at].bytes > SMALL:
-                self._copy_rows(at)
-            elif at in missing:
-                run.append(at)
-            elif present[i] != self.staged[at]:  # copying this one along would bring in another session's value
-                self._copy_run(run)
-                run = []
+        missing = [
+            slot for slot in self._in_order if slot.index in needed and present[slot.index] != versions[slot.index]
+        ]
+        for slot in missing:
+            self._restage(slot, versions[slot.index], kept[self._position[slot.index]])
+        run: list[Slot] = []
+        for slot in self._in_order if missing else ():
+            if slot not in missing:
+                if present[slot.index] != slot.content:  # copied along, it would bring in another session's value
+                    self._copy_run(run)
+                    run = []
+            elif slot.small:
+                run.append(slot)
+            else:
+                self._copy_pieces(slot)
         self._copy_run(run)
 
     def fetch(self) -> None:
@@ -148,68 +160,74 @@ class Windows:
 
     def save(self, ledger: Ledger, kept: Kept) -> None:
         """Copies a session's staged values out, before another session's take their place."""
-        for at, i in enumerate(self._refresh.inputs):
-            if kept[at] is None and self.staged[at] == ledger.versions[i]:
-                kept[at] = tuple(view.copy() for view in self._views(at, self._lengths[at]))
+        for at, slot in enumerate(self._slots):
+            if kept[at] is None and slot.content == ledger.versions[slot.index]:
+                kept[at] = tuple(view.copy() for view in slot.views)
 
     def nothing(self) -> Kept:
         """Of a session that has given nothing."""
-        return [None] * len(self.buffers)
+        return [None] * len(self._slots)
 
-    def _same(self, at: int, new: Pieces, ledger: Ledger, kept: Kept) -> bool:
-        saved: Sequence[np.ndarray] | None = kept[at]
-        if saved is None and self.staged[at] == ledger.versions[self._refresh.inputs[at]]:
-            saved = self._views(at, self._lengths[at])
-        if saved is None or len(saved) != len(new):
-            return False
-        return all(a.size == b.size and not self._any_differs(a, b) for a, b in zip(saved, new, strict=True))
+    def _changes(self, slot: Slot, new: Pieces, version: int, saved: Pieces | None) -> bool:
+        if saved is None:
+            if slot.content != version:
+                return True
+            saved = slot.views
+        if len(saved) != len(new):
+            return True
+        return any(a.size != b.size or self._any_differs(a, b) for a, b in zip(saved, new, strict=True))
 
     def _any_differs(self, a: np.ndarray, b: np.ndarray) -> bool:
+        if a.size > 4 * GLANCE and self._any_differs(a[:GLANCE], b[:GLANCE]):
+            return True
         return bool(np.not_equal(a, b, out=self._differs[: a.size]).any())
 
-    def _fill(self, at: int, new: Pieces, content: int) -> None:
-        self.staged[at] = NOTHING
-        self._lengths[at] = tuple(piece.size for piece in new)
-        for view, piece in zip(self._views(at, self._lengths[at]), new, strict=True):
+    def _fill(self, slot: Slot, new: Pieces, content: int) -> None:
+        slot.content = NOTHING
+        if [piece.size for piece in new] != [view.size for view in slot.views]:
+            stride = slot.buffer.bytes // len(new)
+            starts = range(slot.start, slot.end, stride)
+            slot.views = tuple(self._host[at : at + piece.size] for at, piece in zip(starts, new, strict=True))
+        for view, piece in zip(slot.views, new, strict=True):
             view[:] = piece
-        self.staged[at] = content
+        slot.content = content
 
-    def _views(self, at: int, lengths: tuple[int, ...]) -> list[np.ndarray]:
-        stride = self.buffers[at].bytes // max(len(lengths), 1)
-        start = self._starts[at]
-        return [self._host[start + row * stride :][:length] for row, length in enumerate(lengths)]
-
-    def _restage(self, at: int, content: int, kept: Kept) -> None:
+    def _restage(self, slot: Slot, content: int, saved: Pieces | None) -> None:
         if not content:
             raise ObservationError(
-                f"input '{self.buffers[at].name}' was never given: a session's first decision needs every input"
+                f"input '{slot.buffer.name}' was never given: a session's first decision needs every input"
             )
-        if self.staged[at] != content:
-            saved = kept[at]
+        if slot.content != content:
             assert saved is not None  # an inactive session's inputs are saved when another takes the arena
-            self._fill(at, saved, content)
+            self._fill(slot, saved, content)
 
-    def _copy_run(self, run: Sequence[int]) -> None:
-        """One copy for small windows and what lies between them."""
+    def _copy_run(self, run: Sequence[Slot]) -> None:
+        """One copy for small inputs and what lies between them."""
         if not run:
             return
-        start, end = self._starts[run[0]], self._starts[run[-1]] + aligned(self.buffers[run[-1]].bytes)
-        self._device[start:end].copy_(self._staging[start:end], non_blocking=True)
-        for at in run:
-            self._refresh.present[self._refresh.inputs[at]] = self.staged[at]
+        where = slice(run[0].start, run[-1].end)
+        self._device[where].copy_(self._staging[where], non_blocking=True)
+        for slot in run:
+            self._refresh.present[slot.index] = slot.content
 
-    def _copy_rows(self, at: int) -> None:
-        lengths = self._lengths[at]
-        stride = self.buffers[at].bytes // len(lengths)
-        for row, length in enumerate(lengths):
-            start = self._starts[at] + row * stride
-            self._device[start : start + length].copy_(self._staging[start : start + length], non_blocking=True)
-        self._refresh.present[self._refresh.inputs[at]] = self.staged[at]
+    def _copy_pieces(self, slot: Slot) -> None:
+        stride = slot.buffer.bytes // len(slot.views)
+        for at, view in enumerate(slot.views):
+            start = slot.start + at * stride
+            where = slice(start, start + view.size)
+            self._device[where].copy_(self._staging[where], non_blocking=True)
+        self._refresh.present[slot.index] = slot.content
 
     def _output_view(self, arena: Arena, name: str) -> np.ndarray:
         buffer = arena.layout.buffers[name]
         start = arena.layout.places[name][1]
         return self._out_staging[start : start + buffer.bytes].numpy().view(host_dtype(buffer)).reshape(buffer.shape)
+
+
+def _slot(arena: Arena, refresh: Refresh, index: int) -> Slot:
+    buffer = arena.layout.buffers[refresh.names[index]]
+    host_dtype(buffer)
+    return Slot(buffer, index, arena.layout.places[buffer.name][1])
 
 
 def _check_dtype(buffer: Buffer, array: np.ndarray) -> None:
