@@ -20,6 +20,8 @@ import torch
 from innerloop.contract.errors import InnerloopError
 
 Shape = tuple[int, ...]
+Key = tuple[str, Shape]
+"""An op and what its launch depends on."""
 
 SHARED_BYTES = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448, 110: 232448, 120: 101376}
 """Opt-in shared memory of one block by compute capability (CUDA C++ Programming Guide, technical specifications)."""
@@ -86,9 +88,9 @@ class Tuned:
     after_ms: float
 
 
-_tuned: dict[tuple[str, Shape], Launch] = {}
-_forced: dict[tuple[str, Shape], Launch] = {}
-_uses: ContextVar[dict[tuple[str, Shape], Table] | None] = ContextVar("uses", default=None)
+_tuned: dict[Key, Launch] = {}
+_forced: dict[Key, Launch] = {}
+_uses: ContextVar[dict[Key, Table] | None] = ContextVar("uses", default=None)
 _dependent: ContextVar[bool] = ContextVar("dependent", default=False)
 
 
@@ -145,36 +147,49 @@ def dependent_launch() -> Iterator[None]:
         _dependent.reset(token)
 
 
+@contextmanager
+def recorded() -> Iterator[dict[Key, Table]]:
+    """Collects the table of every (op, shape) that is launched inside."""
+    used: dict[Key, Table] = {}
+    token = _uses.set(used)
+    try:
+        yield used
+    finally:
+        _uses.reset(token)
+
+
+@contextmanager
+def forced(choices: Mapping[Key, Launch]) -> Iterator[None]:
+    """Launches these choices inside, whatever table or tuning says."""
+    standing = dict(_forced)
+    _forced.update(choices)
+    try:
+        yield
+    finally:
+        _forced.clear()
+        _forced.update(standing)
+
+
 def tune(measure: Callable[[], float], device: torch.device, gain: float = 0.003) -> list[Tuned]:
     """Tries every candidate of every op that `measure` launches, one op at a time, and keeps what wins by `gain`.
 
     measure: builds the pipeline anew, captured, and returns its milliseconds. Never called on the hot path.
     """
-    used: dict[tuple[str, Shape], Table] = {}
-    token = _uses.set(used)
-    try:
+    with recorded() as used:
         best = measure()
-    finally:
-        _uses.reset(token)
+    winners: dict[Key, Launch] = {}
     results = []
-    try:
-        for key, table in used.items():
-            before = best
-            for launch in candidates(table, key[1], limits(device)):
-                standing = _forced.get(key)
-                _forced[key] = launch
+    for key, table in used.items():
+        before = best
+        for launch in candidates(table, key[1], limits(device)):
+            with forced({**winners, key: launch}):
                 measured = measure()
-                if measured < best * (1.0 - gain):
-                    best = measured
-                elif standing is None:
-                    del _forced[key]
-                else:
-                    _forced[key] = standing
-            if key in _forced:
-                results.append(Tuned(*key, _forced[key], before, best))
-    finally:
-        _forced.clear()
-    _tuned.update({(r.op, r.shape): r.launch for r in results})
+            if measured < best * (1.0 - gain):
+                best = measured
+                winners[key] = launch
+        if key in winners:
+            results.append(Tuned(*key, winners[key], before, best))
+    _tuned.update(winners)
     return results
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks: one script an op and a policy. `python -m bench.<name>`; records go to bench/records."""

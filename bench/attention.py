@@ -1,0 +1,7 @@
+"""`python -m bench.attention [--json FILE]`: the attention kernels against torch eager and torch.compile."""
+
+from bench.cases import cases
+from bench.harness import bench
+
+if __name__ == "__main__":
+    bench(cases("attention"))

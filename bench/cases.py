@@ -1,0 +1,268 @@
+"""Every op at shapes that policies run: inputs, call, cost, and the check against fp32 truth."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from innerloop.kernels.activation import cost as activation_cost
+from innerloop.kernels.attention import cost as attention_cost
+from innerloop.kernels.cost import Cost
+from innerloop.kernels.embedding import cost as embedding_cost
+from innerloop.kernels.euler import cost as euler_cost
+from innerloop.kernels.image import cost as image_cost
+from innerloop.kernels.linear import cost as linear_cost
+from innerloop.kernels.norm import cost as norm_cost
+from innerloop.kernels.rope import cost as rope_cost
+from innerloop.kernels.timestep import cost as timestep_cost
+
+Inputs = tuple[Any, ...]
+BF16, FP32, INT32 = torch.bfloat16, torch.float32, torch.int32
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op at one shape. written: positions of arguments that the op writes."""
+
+    op: str
+    function: str
+    label: str
+    cost: Cost
+    make: Callable[[torch.device], Inputs]
+    written: tuple[int, ...] = ()
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Names the op's modules are asked for."""
+        return (self.function,)
+
+    def reference(self) -> Any:
+        """The op's plain-torch module."""
+        return importlib.import_module(f"innerloop.kernels.{self.op}.reference")
+
+    def triton(self) -> Any:
+        """The op's Triton module."""
+        return importlib.import_module(f"innerloop.kernels.{self.op}.triton")
+
+    def call(self, module: Any, inputs: Inputs) -> Any:
+        """Runs the op from a module."""
+        return getattr(module, self.function)(*inputs)
+
+    def check(self, device: torch.device) -> tuple[float, float]:
+        """(error, allowed): raises where Triton errs more than twice the same-dtype torch code against fp32."""
+        torch.manual_seed(0)
+        inputs = self.make(device)
+        truth = self.outputs(self.reference(), tuple(_widened(i) for i in inputs))
+        same = self.outputs(self.reference(), inputs)
+        ours = self.outputs(self.triton(), inputs)
+        return max(
+            (earned(f"{self.op} {self.label}", *three) for three in zip(ours, same, truth, strict=True)),
+            key=lambda e: e[0] / e[1],
+        )
+
+    def outputs(self, module: Any, inputs: Inputs) -> list[Tensor]:
+        """Results and written arguments of one call; the arguments themselves stay as they were."""
+        own = tuple(i.clone() if n in self.written else i for n, i in enumerate(inputs))
+        result = self.call(module, own)
+        results = list(result) if isinstance(result, tuple) else [result]
+        return [*results, *(own[n] for n in self.written)]
+
+
+def earned(label: str, ours: Tensor, same: Tensor, truth: Tensor, slack: float = 4e-6) -> tuple[float, float]:
+    """Largest error of ours, and what is allowed: twice the same-dtype error and `slack` of the largest value."""
+    if truth.numel() == 0:
+        return 0.0, slack
+    scale = max(1.0, float(truth.abs().max()))
+    error = float((ours.double() - truth.double()).abs().max())
+    allowed = 2.0 * float((same.double() - truth.double()).abs().max()) + slack * scale
+    if not error <= allowed:
+        raise AssertionError(f"{label}: error {error:.3g} exceeds the {allowed:.3g} that torch earns")
+    return error, allowed
+
+
+def _widened(value: Any) -> Any:
+    if value is BF16:
+        return FP32
+    return value.float() if isinstance(value, Tensor) and value.dtype is BF16 else value
+
+
+def _random(device: torch.device, *shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.randn(shape, device=device).to(dtype)
+
+
+def _norms() -> list[Case]:
+    def plain(rows: int, width: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            return _random(d, 1, rows, width), _random(d, width), 1e-6, True
+
+        return Case("norm", "rms_norm", f"rms {rows}x{width}", norm_cost.norm(rows, width), make)
+
+    def layer(rows: int, width: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            return _random(d, 2, rows // 2, width), _random(d, width), _random(d, width), 1e-6
+
+        return Case("norm", "layer_norm", f"layer {rows}x{width}", norm_cost.norm(rows, width, operands=2), make)
+
+    def add_rms(rows: int, width: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            return _random(d, 1, rows, width), _random(d, 1, rows, width), _random(d, width), 1e-6, True
+
+        return Case("norm", "add_rms_norm", f"add rms {rows}x{width}", norm_cost.norm(rows, width, added=True), make)
+
+    def add_layer(rows: int, width: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            wide = (_random(d, 2, rows // 2, width) for _ in range(2))
+            return *wide, _random(d, width), _random(d, width), 1e-6
+
+        cost = norm_cost.norm(rows, width, added=True, operands=2)
+        return Case("norm", "add_layer_norm", f"add layer {rows}x{width}", cost, make)
+
+    def gated(rows: int, width: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            wide = (_random(d, 1, rows, width) for _ in range(2))
+            return *wide, *(_random(d, width, dtype=FP32) for _ in range(3)), 1e-6
+
+        cost = norm_cost.norm(rows, width, added=True, operands=3)
+        return Case("norm", "gated_add_rms_norm", f"gated adaRMS {rows}x{width}", cost, make)
+
+    def modulated(rows: int, width: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            return _random(d, 2, rows // 2, width), *(_random(d, 2, 1, width) for _ in range(2)), 1e-5
+
+        cost = norm_cost.norm(rows, width, operands=2)
+        return Case("norm", "modulated_layer_norm", f"adaLN {rows}x{width}", cost, make)
+
+    return [
+        plain(576, 2048), add_rms(576, 2048), add_rms(712, 2048), gated(10, 1024), gated(50, 1024),
+        layer(512, 1152), add_layer(512, 1152), modulated(82, 1536),
+    ]  # fmt: skip
+
+
+def _ropes() -> list[Case]:
+    def case(label: str, tokens: int, heads: tuple[int, int, int], start: int, normed: bool = False) -> Case:
+        q, kv, dim = heads
+
+        def make(d: torch.device) -> Inputs:
+            angles = torch.rand(1, tokens, dim // 2, device=d) * 6.0
+            caches = (torch.zeros(1, start + tokens + 10, kv, dim, dtype=BF16, device=d) for _ in range(2))
+            weights = (_random(d, dim), _random(d, dim)) if normed else (None, None)
+            qkv = _random(d, 1, tokens, (q + 2 * kv) * dim)
+            return qkv, angles.cos(), angles.sin(), q, kv, *caches, start, *weights
+
+        cost = rope_cost.rotate_and_store(tokens, q, kv, dim, normed=normed)
+        return Case("rope", "rotate_and_store", label, cost, make, written=(5, 6))
+
+    return [
+        case("gemma 576", 576, (8, 1, 256), 0),
+        case("expert 10", 10, (8, 1, 256), 712),
+        case("qwen3 4B 182, q/k norm", 182, (32, 8, 128), 0, normed=True),
+    ]
+
+
+def _attentions() -> list[Case]:
+    def vit(images: int, tokens: int, heads: int, dim: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            qkv = _random(d, images, tokens, 3, heads, dim)
+            return *qkv.unbind(2), None, dim**-0.5
+
+        cost = attention_cost.attention(tokens, tokens, heads, heads, dim, batch=images)
+        return Case("attention", "attention", f"vit {images}x{tokens}, {heads} heads of {dim}", cost, make)
+
+    def cached(label: str, tokens: int, valid: list[tuple[int, int]], keys: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            mask = torch.zeros(1, keys, dtype=INT32, device=d)
+            for first, end in valid:
+                mask[:, first:end] = 1
+            kv = [_random(d, 1, keys, 1, 256) for _ in range(2)]
+            return _random(d, 1, tokens, 8, 256), *kv, mask, 256**-0.5
+
+        count = sum(end - first for first, end in valid)
+        return Case("attention", "attention", label, attention_cost.attention(tokens, count, 8, 1, 256), make)
+
+    def causal(tokens: int, heads: int, kv: int, dim: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            rows = (_random(d, 1, tokens, n, dim) for n in (heads, kv, kv))
+            return *rows, None, dim**-0.5, True
+
+        cost = attention_cost.attention(tokens, tokens, heads, kv, dim)
+        return Case("attention", "attention", f"causal {tokens}, {heads}/{kv} heads of {dim}", cost, make)
+
+    return [
+        vit(2, 256, 16, 72),
+        vit(2, 256, 16, 64),
+        cached("prefix 576, 560 valid", 576, [(0, 560)], 576),
+        cached("prefix 712, all valid", 712, [(0, 712)], 712),
+        cached("prefix 712, 48 of 200 prompt", 712, [(0, 560)], 712),
+        cached("query 10 of 586", 10, [(0, 560), (576, 586)], 586),
+        cached("query 10 of 722", 10, [(0, 712), (712, 722)], 722),
+        cached("query 51 of 611", 51, [(0, 611)], 611),
+        causal(182, 32, 8, 128),
+    ]
+
+
+def _rest() -> list[Case]:
+    def glu(rows: int, width: int, kind: str) -> Case:
+        def make(d: torch.device) -> Inputs:
+            return _random(d, 1, rows, 2 * width), kind
+
+        return Case("activation", "glu", f"{kind} glu {rows}x{width}", activation_cost.glu(rows, width), make)
+
+    def activate(rows: int, width: int, kind: str) -> Case:
+        def make(d: torch.device) -> Inputs:
+            return _random(d, 1, rows, width), kind
+
+        return Case("activation", "activate", f"{kind} {rows}x{width}", activation_cost.activate(rows, width), make)
+
+    def linear(label: str, rows: int, columns: int, inner: int, epilogue: str | None) -> Case:
+        bias = label.startswith("siglip")
+
+        def make(d: torch.device) -> Inputs:
+            weight = _random(d, columns, inner) * inner**-0.5
+            return _random(d, 1, rows, inner), weight, _random(d, columns) if bias else None, epilogue
+
+        cost = linear_cost.linear(rows, columns, inner, bias=bias)
+        return Case("linear", "linear", label, cost, make)
+
+    def image(height: int, width: int, dtype: torch.dtype) -> Case:
+        def make(d: torch.device) -> Inputs:
+            frames = torch.randint(0, 256, (1, 2, 1920 * 1080 * 3), dtype=torch.uint8, device=d)
+            return frames, torch.tensor([[[height, width]] * 2], dtype=INT32, device=d), 224, 14, dtype
+
+        cost = image_cost.frames_to_patches(2, height, width, 224, dtype.itemsize)
+        return Case("image", "frames_to_patches", f"2x{height}x{width} {str(dtype)[6:]}", cost, make)
+
+    def embed(d: torch.device) -> Inputs:
+        tokens = torch.randint(0, 4096, (1, 200), dtype=INT32, device=d)
+        return tokens, _random(d, 4096, 2048), 45.25
+
+    def sincos(d: torch.device) -> Inputs:
+        return torch.linspace(1.0, 0.1, 10, device=d), 1024, 4e-3, 4.0
+
+    def euler(rows: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            x = _random(d, 1, rows, 32, dtype=FP32)
+            return _random(d, 1, rows, 1024), _random(d, 32, 1024) / 32, _random(d, 32), x, -0.1
+
+        cost = euler_cost.project_and_step(rows, 32, 1024)
+        return Case("euler", "project_and_step", f"{rows}x1024 to 32", cost, make)
+
+    return [
+        glu(576, 16384, "gelu_tanh"), glu(712, 16384, "gelu_tanh"), glu(182, 9728, "silu"),
+        activate(512, 4304, "gelu_tanh"), activate(512, 4096, "gelu"), activate(50, 1024, "silu"),
+        linear("siglip qkv", 512, 3456, 1152, None), linear("siglip fc1 + gelu", 512, 4304, 1152, "gelu_tanh"),
+        linear("siglip fc2", 512, 1152, 4304, None), linear("gemma qkv", 576, 2560, 2048, None),
+        linear("gemma gate-up", 576, 32768, 2048, None), linear("gemma down", 576, 2048, 16384, None),
+        image(224, 224, BF16), image(480, 640, BF16), image(1080, 1920, FP32),
+        Case("embedding", "embed", "200x2048", embedding_cost.embed(200, 2048), embed),
+        Case("timestep", "sincos", "10x1024", timestep_cost.sincos(10, 1024), sincos),
+        euler(10), euler(50),
+    ]  # fmt: skip
+
+
+def cases(*ops: str) -> list[Case]:
+    """All cases, or those of the named ops."""
+    every = [*_norms(), *_ropes(), *_attentions(), *_rest()]
+    return [c for c in every if not ops or c.op in ops]

@@ -1,0 +1,154 @@
+"""Times one op inside a CUDA graph, on inputs rotated through more memory than the L2 holds."""
+
+import argparse
+import functools
+import itertools
+import json
+import math
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.cases import Case, Inputs
+from innerloop.kernels import launch
+from innerloop.kernels.launch import Key, Launch
+
+MAX_COPIES = 64
+CALLS = 24  # least calls in a graph, so that the graph's own start is lost among them
+
+
+@dataclass(frozen=True)
+class Roof:
+    """Measured here and now: bytes a second of a copy (read plus written), flop/s of a large bf16 product."""
+
+    copy: float
+    matrix: float
+
+
+def measure_roof(device: torch.device) -> Roof:
+    """A copy of 2 GB and an 8192 cubed product."""
+    source = torch.ones(2 << 30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy = 2 * source.numel() / (time_graph([lambda: target.copy_(source)], calls=4) * 1e-6)
+    left, right = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+    product = torch.empty_like(left)
+    matrix = 2 * 8192**3 / (time_graph([lambda: torch.mm(left, right, out=product)], calls=8) * 1e-6)
+    return Roof(copy, matrix)
+
+
+def time_graph(calls_of: Sequence[Callable[[], object]], calls: int = CALLS, replays: int = 5) -> float:
+    """Microseconds a call: the best replay of a graph that makes every call at least once, `calls` in all or more."""
+    for call in calls_of[:2]:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    rounds = math.ceil(calls / len(calls_of))
+    with torch.cuda.graph(graph):
+        for call in itertools.chain.from_iterable([calls_of] * rounds):
+            call()
+    graph.replay()
+    best = math.inf
+    for _ in range(replays):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end))
+    return 1e3 * best / (rounds * len(calls_of))
+
+
+def rotated(case: Case, device: torch.device) -> list[Inputs]:
+    """Copies of a case's inputs that together exceed twice the L2, 64 at most."""
+    copies = min(MAX_COPIES, math.ceil(2 * launch.limits(device).l2_bytes / case.cost.bytes))
+    return [case.make(device) for _ in range(max(2, copies))]
+
+
+def time_case(case: Case, module: Any, inputs: Sequence[Inputs]) -> float:
+    """Microseconds of one implementation (a module with the op's functions) on rotated inputs."""
+    return time_graph([functools.partial(case.call, module, i) for i in inputs])
+
+
+def launches_of(case: Case, module: Any, inputs: Inputs) -> dict[Key, list[Launch]]:
+    """The candidates of every kernel that a call launches, the preferred one first."""
+    with launch.recorded() as used:
+        case.call(module, inputs)
+    device = torch.device("cuda", torch.cuda.current_device())
+    return {key: launch.candidates(table, key[1], launch.limits(device)) for key, table in used.items()}
+
+
+def row(case: Case, roof: Roof, microseconds: float, others: dict[str, float]) -> dict[str, Any]:
+    """One flat record of an operator: time, rates, shares of the measured roof, and others' times."""
+    seconds = microseconds * 1e-6
+    floor = case.cost.microseconds(roof.copy, roof.matrix)
+    return {
+        "op": case.op,
+        "case": case.label,
+        "us": round(microseconds, 2),
+        "gb_s": round(case.cost.bytes / seconds / 1e9),
+        "tflops": round(case.cost.flops / seconds / 1e12, 1),
+        "floor_us": round(floor, 2),
+        "share_of_roof": round(floor / microseconds, 3),
+        **{f"{name}_us": round(us, 2) for name, us in others.items()},
+    }
+
+
+def compiled(case: Case) -> Any:
+    """The reference under torch.compile, as a module with the one function that the case calls."""
+    module = case.reference()
+    namespace = argparse.Namespace()
+    for name in case.functions:
+        setattr(namespace, name, torch.compile(getattr(module, name), dynamic=False))
+    return namespace
+
+
+def bench(cases: Sequence[Case], arguments: Sequence[str] | None = None) -> None:
+    """Command line of one op's script: every case against torch eager and torch.compile."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    options = parser.parse_args(arguments)
+    device = torch.device("cuda", torch.cuda.current_device())
+    roof = measure_roof(device)
+    rows = []
+    for case in cases:
+        inputs = rotated(case, device)
+        case.check(device)
+        others = {"eager": time_case(case, case.reference(), inputs)}
+        if not options.no_compile:
+            others["compiled"] = time_case(case, compiled(case), inputs)
+        rows.append(row(case, roof, time_case(case, case.triton(), inputs), others))
+        print(line(rows[-1]), flush=True)
+    if options.json:
+        write(options.json, rows, roof)
+
+
+def line(record: dict[str, Any]) -> str:
+    """One row of the printed table."""
+    others = "  ".join(f"{k.removesuffix('_us')} {record[k]:.1f}" for k in ("eager_us", "compiled_us") if k in record)
+    return (
+        f"{record['op']:<11}{record['case']:<34}{record['us']:>8.2f} us  {record['gb_s']:>5} GB/s "
+        f"{record['tflops']:>6} TF/s  {100 * record['share_of_roof']:>3.0f}% of roof  {others}"
+    )
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]], roof: Roof) -> None:
+    """Flat records of kind `operator` with where they come from."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    stamp = {
+        "kind": "operator",
+        "device": torch.cuda.get_device_name(),
+        "copy_gb_s": round(roof.copy / 1e9),
+        "matrix_tflops": round(roof.matrix / 1e12),
+        "versions": {"torch": torch.__version__, "triton": version("triton")},
+        "commit": commit,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([{**r, **stamp} for r in rows], indent=1) + "\n")

@@ -1,0 +1,7 @@
+"""`python -m bench.norm [--json FILE]`: the norm kernels against torch eager and torch.compile."""
+
+from bench.cases import cases
+from bench.harness import bench
+
+if __name__ == "__main__":
+    bench(cases("norm"))

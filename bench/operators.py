@@ -1,0 +1,74 @@
+"""`python -m bench.operators [--quick] [--json FILE] [OP ...]`: every Triton op checked against fp32 and timed.
+
+Prints each candidate launch as it is measured, and one table at the end. --quick tries four launches an op.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import harness
+from bench.cases import Case, Inputs, cases
+from innerloop.kernels import launch
+from innerloop.kernels.launch import Launch
+
+
+def main() -> None:
+    """Checks and times; exits with 1 where an op is wrong."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ops", nargs="*")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    device = torch.device("cuda", torch.cuda.current_device())
+    roof = harness.measure_roof(device)
+    print(f"{torch.cuda.get_device_name()}: {roof.copy / 1e12:.2f} TB/s, {roof.matrix / 1e12:.0f} TFLOP/s", flush=True)
+    lines, rows, wrong = [], [], 0
+    for case in cases(*options.ops):
+        begun = time.perf_counter()
+        error, text = _checked(case, device)
+        wrong += error
+        inputs = harness.rotated(case, device)
+        best, record = _timed(case, roof, inputs, 4 if options.quick else 32)
+        rows.append(record)
+        lines.append(f"{harness.line(record)}  {text}  {best}")
+        print(f"   {case.op} {case.label}: {time.perf_counter() - begun:.1f} s", flush=True)
+    print("\n".join(lines))
+    if options.json:
+        harness.write(options.json, rows, roof)
+    raise SystemExit(1 if wrong else 0)
+
+
+def _checked(case: Case, device: torch.device) -> tuple[int, str]:
+    try:
+        error, allowed = case.check(device)
+    except AssertionError as reason:
+        return 1, f"WRONG: {reason}"
+    return 0, f"err {error:.1e}/{allowed:.1e}"
+
+
+def _timed(case: Case, roof: harness.Roof, inputs: list[Inputs], most: int) -> tuple[str, dict[str, Any]]:
+    module = case.triton()
+    times: dict[str, float] = {"preferred": harness.time_case(case, module, inputs)}
+    for key, choices in harness.launches_of(case, module, inputs[0]).items():
+        for choice in choices[1:most]:
+            with launch.forced({key: choice}):
+                times[f"{key[0]} {_short(choice)}"] = harness.time_case(case, module, inputs)
+    for label, us in times.items():
+        print(f"{case.op:<11}{case.label:<34}{us:>8.2f} us  {label}")
+    best = min(times, key=lambda label: times[label])
+    record = harness.row(case, roof, times["preferred"], {"eager": harness.time_case(case, case.reference(), inputs)})
+    note = "" if best == "preferred" else f"{times[best]:.2f} with {best}"
+    return note, record
+
+
+def _short(choice: Launch) -> str:
+    sizes = " ".join(f"{name}={size}" for name, size in choice.sizes)
+    return f"{choice.warps} warps {choice.stages} stages {sizes}"
+
+
+if __name__ == "__main__":
+    main()

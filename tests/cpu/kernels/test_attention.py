@@ -1,0 +1,95 @@
+"""Attention: head groups, masks with holes, causal offsets, splits over keys; invalid keys hold NaN."""
+
+import pytest
+import torch
+from agreement import agree
+
+from innerloop.kernels import launch
+from innerloop.kernels.attention import triton as kernel
+from innerloop.kernels.launch import Launch
+
+DTYPES = (torch.float32, torch.bfloat16)
+SMALL = Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=1)
+
+
+def _qkv(sizes: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    batch, tokens, keys, heads, kv_heads, dim = sizes
+    rows = ((tokens, heads), (keys, kv_heads), (keys, kv_heads))
+    return [torch.randn(batch, n, h, dim).to(dtype) for n, h in rows]
+
+
+def _mask(k: torch.Tensor, v: torch.Tensor, *valid: list[int]) -> torch.Tensor:
+    """Marks the listed keys of each batch entry valid and poisons the others."""
+    mask = torch.zeros(k.shape[:2], dtype=torch.int32)
+    for entry, keys in zip(mask, valid, strict=True):
+        entry[keys] = 1
+    k[mask == 0] = float("nan")
+    v[mask == 0] = float("nan")
+    return mask
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "sizes",
+    [(2, 7, 50, 4, 2, 16), (1, 3, 33, 2, 2, 72), (1, 1, 5, 3, 1, 40), (2, 20, 20, 2, 2, 24), (1, 9, 200, 4, 1, 32)],
+)
+def test_full(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    agree("attention", "attention", *_qkv(sizes, dtype), None, sizes[-1] ** -0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_holes_in_the_mask(dtype: torch.dtype) -> None:
+    q, k, v = _qkv((2, 5, 150, 8, 1, 32), dtype)
+    mask = _mask(k, v, [*range(3, 40), *range(90, 99), 149], list(range(64, 128)))
+    agree("attention", "attention", q, k, v, mask, 0.2)
+
+
+def test_every_length_up_to_capacity() -> None:
+    q, keys, values = _qkv((1, 2, 40, 2, 1, 16), torch.float32)
+    with launch.forced({("attention.many", (4, 40, 16, 4)): SMALL}):
+        for length in range(1, 41):
+            k, v = keys.clone(), values.clone()
+            agree("attention", "attention", q, k, v, _mask(k, v, list(range(length))), 0.25)
+
+
+@pytest.mark.parametrize("split", [1, 2, 3, 5])
+def test_splits_over_keys(split: int) -> None:
+    q, k, v = _qkv((2, 3, 80, 4, 1, 16), torch.float32)
+    choice = Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=split)
+    mask = _mask(k, v, [*range(17), *range(48, 53)], [79])
+    with launch.forced({("attention.few", (12, 80, 16, 4)): choice}), launch.recorded() as used:
+        agree("attention", "attention", q, k, v, mask, 0.25)
+    assert ("attention.combine" in {op for op, _ in used}) == (split > 1)
+
+
+def test_no_valid_key_gives_zeros() -> None:
+    for keys in (20, 80):
+        q, k, v = _qkv((2, 3, keys, 2, 1, 16), torch.float32)
+        out = kernel.attention(q, k, v, _mask(k, v, [], [4]), 0.25)
+        assert (out[0] == 0).all()
+        assert torch.allclose(out[1], v[1, 4, 0].repeat(2).expand(3, 32))
+
+
+@pytest.mark.parametrize(("tokens", "keys"), [(40, 40), (5, 37), (1, 9)])
+def test_causal(tokens: int, keys: int) -> None:
+    q, k, v = _qkv((1, tokens, keys, 4, 2, 24), torch.float32)
+    agree("attention", "attention", q, k, v, None, 0.2, True)
+    mask = _mask(k, v, [*range(2), *range(4, keys)])
+    agree("attention", "attention", q, k, v, mask, 0.2, True)
+
+
+def test_causal_rows_before_the_first_valid_key_give_zeros() -> None:
+    q, k, v = _qkv((1, 6, 6, 1, 1, 16), torch.float32)
+    out = kernel.attention(q, k, v, _mask(k, v, [3, 4, 5]), 0.25, causal=True)
+    assert (out[0, :3] == 0).all()
+    assert torch.allclose(out[0, 3], v[0, 3, 0])
+
+
+def test_strided_views_of_one_projection() -> None:
+    qkv = torch.randn(2, 19, 3, 2, 24)
+    agree("attention", "attention", *qkv.unbind(2), None, 0.2)
+
+
+def test_the_same_bits_twice() -> None:
+    q, k, v = _qkv((1, 4, 100, 4, 1, 16), torch.float32)
+    assert torch.equal(kernel.attention(q, k, v, None, 0.25), kernel.attention(q, k, v, None, 0.25))

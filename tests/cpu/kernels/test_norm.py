@@ -1,0 +1,44 @@
+"""Norms under the interpreter: odd rows, widths that fill no block, table rows as modulation."""
+
+import pytest
+import torch
+from agreement import agree
+
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = ((1, 1, 24), (2, 3, 37), (3, 5, 130))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_plain(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, delta = (torch.randn(shape).mul(3).add(1).to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(shape[-1]).to(dtype) for _ in range(2))
+    agree("norm", "rms_norm", x, weight, 1e-6, True)
+    agree("norm", "rms_norm", x[0, 0], None, 1e-6, False)
+    agree("norm", "layer_norm", x, weight, bias, 1e-6)
+    agree("norm", "layer_norm", x, None, None, 1e-5)
+    agree("norm", "add_rms_norm", x, delta, weight, 1e-6, False)
+    agree("norm", "add_layer_norm", x, delta, weight, bias, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_modulated(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    batch, _, width = shape
+    x, delta = (torch.randn(shape).to(dtype) for _ in range(2))
+    scale, shift, gate = torch.randn(batch, 1, 3 * width).chunk(3, dim=-1)
+    one = torch.randn(width)
+    for s, b, g in ((scale, shift, gate), (one, one, one), (scale, None, None)):
+        agree("norm", "modulated_rms_norm", x, s, b, 1e-6)
+        agree("norm", "modulated_layer_norm", x, s, b, 1e-6)
+        agree("norm", "gated_add_rms_norm", x, delta, g, s, b, 1e-6)
+
+
+def test_a_constant_row_is_finite() -> None:
+    agree("norm", "layer_norm", torch.full((1, 2, 40), 7.0), None, None, 1e-6)
+    agree("norm", "rms_norm", torch.zeros(1, 2, 40), None, 1e-6)
+
+
+def test_rows_that_are_not_contiguous() -> None:
+    wide = torch.randn(2, 6, 80)
+    agree("norm", "rms_norm", wide[:, ::2, :40], torch.randn(40), 1e-6)

@@ -1,0 +1,49 @@
+"""Embedding, time embedding, linear and the last projection."""
+
+import math
+
+import pytest
+import torch
+from agreement import agree
+
+from innerloop.kernels import linear
+from innerloop.kernels.timestep import triton as timestep_kernel
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embed(dtype: torch.dtype) -> None:
+    table = torch.randn(19, 70).to(dtype)
+    tokens = torch.tensor([[0, 18, 3], [7, 7, 0]], dtype=torch.int32)
+    agree("embedding", "embed", tokens, table, 5.5)
+    agree("embedding", "embed", tokens, table, 1.0)
+
+
+@pytest.mark.parametrize("cos_first", [False, True])
+@pytest.mark.parametrize("dim", [2, 6, 130])
+def test_sincos(dim: int, cos_first: bool) -> None:
+    t = torch.linspace(1.0, 0.1, 7)
+    agree("timestep", "sincos", t, dim, 4e-3, 4.0, cos_first)
+    got = timestep_kernel.sincos(t, dim, 4e-3, 4.0, cos_first)
+    column = dim // 2 - 1
+    period = 4e-3 if column == 0 else 4.0
+    angle = 2 * math.pi * float(t[2]) / period
+    assert got[2, column] == pytest.approx((math.cos if cos_first else math.sin)(angle), abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "actions", "width"), [(1, 7, 33), (5, 32, 64), (3, 1, 100)])
+def test_project_and_step(rows: int, actions: int, width: int, dtype: torch.dtype) -> None:
+    hidden, weight, bias = torch.randn(2, rows, width), torch.randn(actions, width), torch.randn(actions)
+    x = torch.randn(2, rows, actions)
+    agree("euler", "project_and_step", *(t.to(dtype) for t in (hidden, weight, bias)), x, -0.1)
+
+
+def test_linear_activates_the_rounded_product() -> None:
+    x, weight, bias = torch.randn(2, 3, 8), torch.randn(5, 8), torch.randn(5)
+    plain = x @ weight.T + bias
+    assert torch.allclose(linear.linear(x, weight, bias), plain, atol=1e-5)
+    gelu = torch.nn.functional.gelu(plain, approximate="tanh")
+    assert torch.allclose(linear.linear(x, weight, bias, "gelu_tanh"), gelu, atol=1e-5)
+    assert torch.allclose(linear.linear(x, weight), x @ weight.T, atol=1e-5)
