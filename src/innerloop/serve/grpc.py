@@ -28,6 +28,8 @@ WAIT_SECONDS = 2.0  # how long GetActions waits for an observation before it ans
 FRAME_RATE = 30.0  # LeRobot's default control rate, Hz, where the policy's metadata has no 'fps'
 GRACE_SECONDS = 2.0
 EMPTY = b""
+# gRPC gives all channels of one process the same connection, and the service has no other name for a robot.
+SHARED = "another robot uses this connection; run each robot client in a process of its own"
 STATUS = {
     "observation": grpc.StatusCode.INVALID_ARGUMENT,
     "bad_request": grpc.StatusCode.INVALID_ARGUMENT,
@@ -100,6 +102,8 @@ class LeRobotTransport:
             await context.abort(grpc.StatusCode.INTERNAL, "the policy could not be made ready; see the server's log")
         peer = context.peer()
         self._prune()
+        if peer in self._robots and self._robots[peer].calls:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, SHARED)
         if len(self._robots) >= self._options.max_clients and peer not in self._robots:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{self._options.max_clients} robots are connected")
         self._robots[peer] = Robot(Rate(self._options.rate))
@@ -136,20 +140,23 @@ class LeRobotTransport:
 
     async def _act(self, _: bytes, context: Any) -> bytes:
         robot = await self._robot(context)
+        if robot.calls:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, SHARED)
         robot.calls += 1
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                await robot.arrived.wait()
-        except TimeoutError:
-            return EMPTY
+            return await self._next(robot, context)
         except asyncio.CancelledError:
             self._forget(context.peer(), robot)
             raise
         finally:
             robot.calls -= 1
-        return await self._decide(robot, context)
 
-    async def _decide(self, robot: Robot, context: Any) -> bytes:
+    async def _next(self, robot: Robot, context: Any) -> bytes:
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await robot.arrived.wait()
+        except TimeoutError:
+            return EMPTY
         robot.arrived.clear()
         seen, setup = robot.latest, robot.setup
         if seen is None or setup is None:
@@ -160,9 +167,6 @@ class LeRobotTransport:
         try:
             request = Request(lerobot_observation(seen.observation, setup), peer)
             reply = await ask(self._worker, request, peer)
-        except asyncio.CancelledError:
-            self._forget(peer, robot)
-            raise
         except RequestError as error:
             await _refuse(context, error)
         if reply.chunk is None:

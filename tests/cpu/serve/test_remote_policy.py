@@ -57,7 +57,9 @@ def test_many_requests_at_once_on_one_connection_find_their_answers():
 def test_codes_of_refusals_reach_the_caller():
     async def overtake(url):
         async with AsyncRemotePolicy(url, session="one") as policy:
-            jobs = [asyncio.create_task(policy.infer(observation(n))) for n in range(3)]
+            jobs = [asyncio.create_task(policy.infer(observation(0)))]
+            await asyncio.sleep(0.04)  # it runs
+            jobs += [asyncio.create_task(policy.infer(observation(n))) for n in (1, 2)]
             return await asyncio.gather(*jobs, return_exceptions=True)
 
     with Running(FakePolicy(delay=0.1, check=False)) as server, RemotePolicy(server.ready() and server.url) as policy:
