@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from innerloop.contract import Chunk, InnerloopError, Plan, Policy, Receipt
     from innerloop.engine import LoadedPolicy, load, random_policy
+    from innerloop.process import Edge, ImageSpec
 
 __version__ = "0.1.0"
 
 # Names are imported on first use: `import innerloop.client` must not bring in torch.
 _HOMES = {
     "Chunk": "contract",
+    "Edge": "process",
+    "ImageSpec": "process",
     "InnerloopError": "contract",
     "LoadedPolicy": "engine",
     "Plan": "contract",
@@ -21,7 +24,19 @@ _HOMES = {
     "random_policy": "engine",
 }
 
-__all__ = ["Chunk", "InnerloopError", "LoadedPolicy", "Plan", "Policy", "Receipt", "__version__", "load", "random_policy"]
+__all__ = [
+    "Chunk",
+    "Edge",
+    "ImageSpec",
+    "InnerloopError",
+    "LoadedPolicy",
+    "Plan",
+    "Policy",
+    "Receipt",
+    "__version__",
+    "load",
+    "random_policy",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -80,11 +80,10 @@ def run(
         checkpoint,
         device=device,
         precision=precision,
-        tokenizer=tokenizer,
         assets=assets,
         adapter=adapter,
         horizon=horizon,
-        rename=dict(_pair(item, "--rename") for item in rename or ()),
+        edge=_edge(rename, tokenizer),
     )
     chunk = policy.infer(observation, seed=seed, noise=None if noise is None else np.load(noise, allow_pickle=False))
     if as_json:
@@ -151,6 +150,134 @@ def demo(
     demonstration.main(output, device, precision, out)
 
 
+@app.command()
+def parity(
+    checkpoint: CheckpointPath,
+    against: Annotated[str, typer.Option(help="the official implementation: lerobot")] = "lerobot",
+    prompt: Annotated[str, typer.Option(help="the task in words")] = "pick up the red block",
+    seed: Annotated[int, typer.Option(help="seed of the made-up observation and noise")] = 0,
+    device: Device = None,
+    precision: Precision = None,
+    as_json: Json = False,
+) -> None:
+    """Run both sides stage by stage with pinned noise and name the first stage that differs."""
+    from innerloop.measure import parity_command
+
+    policy = _load(checkpoint, device=device, precision=precision)
+    found = parity_command.against(against, checkpoint, policy, prompt, seed)
+    print(json.dumps(found.to_json())) if as_json else out.print(found.text(), highlight=False, markup=False)
+    policy.close()
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    target: Annotated[
+        str, typer.Argument(metavar="CKPT|FAMILY", help="checkpoint directory, or a family with --random-weights")
+    ] = "",
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="the published full size, weights made up")
+    ] = False,
+    views: Annotated[int, typer.Option(help="cameras, for random weights")] = 2,
+    chunk: Annotated[int, typer.Option(help="actions of a chunk, for random weights")] = 10,
+    steps: Annotated[int, typer.Option(help="solver steps, for random weights")] = 10,
+    prompt_tokens: Annotated[int, typer.Option(help="tokens of the whole prompt")] = 48,
+    frames: Annotated[str, typer.Option(metavar="WxH", help="size of the frames sent")] = "224x224",
+    encoding: Annotated[str, typer.Option(help="how frames travel: raw or jpeg")] = "raw",
+    device: Device = None,
+    precision: Precision = None,
+    kernels: Annotated[str, typer.Option(help="reference, operators or fused")] = "fused",
+    ticks: Annotated[int, typer.Option(help="measured decisions, after warm-up")] = 1000,
+    seed: Annotated[int, typer.Option(help="seed of weights, observations and noise")] = 0,
+    against: Annotated[
+        str, typer.Option(help="other implementations, comma separated: lerobot, lerobot-compiled")
+    ] = "",
+    batch: Annotated[str, typer.Option(help="batch sizes of a batch curve, comma separated")] = "",
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="official, eager, captured, operators, fused: each rung's ms")
+    ] = False,
+    control: Annotated[
+        bool, typer.Option("--control", help="control-time roofline: is the policy or the robot the limit?")
+    ] = False,
+    control_hz: Annotated[float, typer.Option(help="control rate")] = 50.0,
+    environment_ms: Annotated[float, typer.Option(help="time of one environment step")] = 0.0,
+    delay_ms: Annotated[float, typer.Option(help="network delay, both ways")] = 0.0,
+    horizon: Annotated[int | None, typer.Option(help="executed actions of a chunk")] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the record")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="also write a Chrome / Perfetto trace")] = None,
+    reproduce: Annotated[
+        Path | None, typer.Option(metavar="RECORD", help="run a record's command again and compare")
+    ] = None,
+) -> None:
+    """Measure the whole call, stage by stage, against this machine's measured ceilings."""
+    from innerloop.measure import command
+    from innerloop.measure.options import BenchOptions
+
+    if reproduce is not None:
+        raise typer.Exit(0 if command.reproduce_command(reproduce, out, target or None) else 1)
+    if not target:
+        raise typer.BadParameter("name a checkpoint directory, or a family with --random-weights")
+    asked: dict[str, Any] = {
+        "random_weights": random_weights, "views": views, "chunk": chunk, "steps": steps, "prompt_tokens": prompt_tokens,
+        "frames": frames, "encoding": encoding, "device": device, "precision": precision, "kernels": kernels,
+        "ticks": ticks, "seed": seed, "against": _listed(against), "batch": tuple(int(b) for b in _listed(batch)),
+        "ladder": ladder, "control": control, "control_hz": control_hz, "environment_ms": environment_ms,
+        "delay_ms": delay_ms, "horizon": horizon,
+    }  # fmt: skip
+    command.bench_command(BenchOptions(target, **asked), out, as_json, trace)
+
+
+@app.command()
+def report(
+    records: Annotated[list[Path], typer.Argument(metavar="RECORDS...", help="record files or directories of them")],
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write tables between the markers of a document")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="write one self-contained page with plots")] = None,
+) -> None:
+    """Tables and plots from records."""
+    from innerloop.measure import command
+
+    command.report_command(records, out, markdown, html)
+
+
+@app.command()
+def serve(
+    checkpoint: CheckpointPath,
+    protocol: Annotated[str, typer.Option(help="openpi, lerobot or groot")] = "openpi",
+    host: Annotated[str, typer.Option(help="address to bind; another than loopback needs a token")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="default: 8000 openpi, 8080 lerobot, 5555 groot")] = None,
+    http_port: Annotated[int, typer.Option(help="page, metrics and truth endpoint, beside lerobot and groot")] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(help="what clients must present; also read from INNERLOOP_TOKEN", envvar="INNERLOOP_TOKEN"),
+    ] = None,
+    allow_public: Annotated[bool, typer.Option("--allow-public", help="bind elsewhere without a token")] = False,
+    certificate: Annotated[Path | None, typer.Option(help="TLS certificate")] = None,
+    private_key: Annotated[Path | None, typer.Option(help="TLS private key")] = None,
+    device: Device = None,
+    precision: Precision = None,
+    tokenizer: TokenizerPath = None,
+    assets: Assets = None,
+    adapter: Adapter = None,
+    horizon: Horizon = None,
+    rename: Rename = None,
+) -> None:
+    """Serve a policy to the robot clients that exist. Loopback by default; ready only when warm."""
+    from innerloop.serve.access import ServeOptions
+    from innerloop.serve.server import run_server
+
+    options = ServeOptions(
+        protocol=protocol, host=host, port=port, http_port=http_port, token=token, allow_public=allow_public,
+        certificate=certificate, private_key=private_key,
+    )  # fmt: skip
+    options.check()
+    asked = {"device": device, "precision": precision, "assets": assets, "adapter": adapter, "horizon": horizon}
+    edge = _edge(rename, tokenizer)
+    run_server(lambda: _load(checkpoint, edge=edge, **asked), options)
+
+
 @contextmanager
 def _progress(title: str) -> Iterator[Any]:
     columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -166,6 +293,16 @@ def _load(checkpoint: Path, **options: Any) -> Any:
         policy = engine.load(checkpoint, progress=progress, **options)
     err.print(f"{policy.account}", highlight=False)
     return policy
+
+
+def _edge(rename: list[str] | None, tokenizer: Path | None) -> Any:
+    from innerloop.process import Edge
+
+    return Edge(rename=dict(_pair(item, "--rename") for item in rename or ()), tokenizer=tokenizer)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _pair(item: str, option: str) -> tuple[str, str]:

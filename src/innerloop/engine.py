@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +44,17 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 
+class Identity(NamedTuple):
+    """Digests of what a checkpoint holds beside its weights."""
+
+    statistics: str
+    processors: str
+    adapter: str | None
+
+
+NO_FILES = Identity("", "", None)
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where and how a model runs."""
@@ -74,6 +85,8 @@ class LoadedPolicy:
     fingerprint: str
     packed: bool  # the expert's products are in the few-row kernels' layout
     seconds: Mapping[str, float] = field(default_factory=dict)  # of each part of loading
+    notes: tuple[str, ...] = ()  # what a user should know of the checkpoint but need not change
+    statistics: str = ""  # the set of statistics chosen, where sets have names
 
     @property
     def plans(self) -> Mapping[int, Plan]:
@@ -173,6 +186,7 @@ class LoadedPolicy:
             capacity=capacity,
             prompt_tokens=tokens,
             seed=seed,
+            statistics=self.statistics,
             weights_version=self.runtime.weights_version,
         )
 
@@ -183,11 +197,9 @@ def load(
     device: str | None = None,
     precision: str | None = None,
     horizon: int | None = None,
-    rename: Mapping[str, str] | None = None,
-    tokenizer: str | Path | None = None,
+    edge: Edge = Edge(),
     assets: str | None = None,
     adapter: str | Path | None = None,
-    normalization: str | None = None,
     memory_cap: int | None = None,
     batch: int = 1,
     kernels: Kernels = "fused",
@@ -196,8 +208,8 @@ def load(
     """A checkpoint directory (LeRobot, openpi PyTorch or Orbax) -> a policy that is ready.
 
     precision: fp32 or bf16 (default bf16 on CUDA, fp32 elsewhere). horizon: only where an openpi directory does not
-    state it. rename: robot camera name -> checkpoint camera name. assets: which statistics, where there are several.
-    normalization: the mode of an openpi directory trained with another than its family's.
+    state it. assets: which statistics, where there are several. edge: what only the caller knows (camera renames, image
+    layout, tokenizer, limits, what an openpi directory does not say).
     memory_cap: bytes. Raises CheckpointError, MemoryPlanError or PrecisionError before weights are read where it can.
     """
     started = time.perf_counter()
@@ -205,15 +217,17 @@ def load(
     checkpoint = open_checkpoint(Path(path), assets=assets, adapter=Path(adapter) if adapter else None)
     family = detect(checkpoint)
     config = family.config(checkpoint, horizon)
-    edge = Edge(rename=rename or {}, normalization=normalization, tokenizer=tokenizer)
     processor = family.processor(config, checkpoint, edge)
-    identity = {
-        "statistics": statistics_digest(checkpoint.statistics),
-        "processors": processors_digest(checkpoint.preprocessor, checkpoint.postprocessor),
-    }
+    adapter_config = checkpoint.adapter_config
+    identity = Identity(
+        statistics_digest(checkpoint.statistics),
+        processors_digest(checkpoint.preprocessor, checkpoint.postprocessor),
+        None if adapter_config is None else digest_json(adapter_config),
+    )
     opened = time.perf_counter()
     policy = assemble(family, config, placement, processor, checkpoint.tensors, identity, memory_cap, progress)
     policy.seconds = {"open": opened - started, **policy.seconds}
+    policy.notes, policy.statistics = checkpoint.notes, checkpoint.assets or ""
     return policy
 
 
@@ -236,7 +250,7 @@ def random_policy(
     config = kind.default(cameras, chunk, steps)
     placement = place(device, precision, batch, kernels)
     processor = kind.synthetic(config)
-    return assemble(kind, config, placement, processor, RandomWeights(seed), {"statistics": "", "processors": ""})
+    return assemble(kind, config, placement, processor, RandomWeights(seed), NO_FILES)
 
 
 @dataclass(frozen=True)
@@ -276,7 +290,7 @@ def assemble(
     placement: Placement,
     processor: Processor,
     source: TensorSource | RandomWeights,
-    identity: Mapping[str, str],
+    identity: Identity,
     memory_cap: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedPolicy:
@@ -296,8 +310,7 @@ def assemble(
     manifest = next(iter(sketch.values())).manifest()
     mark = fingerprint(
         weights=digest,
-        **identity,
-        adapter=None,
+        **identity._asdict(),
         precision=placement.precision,
         plan=manifest,
         kernels={"innerloop": __version__},

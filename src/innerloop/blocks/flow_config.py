@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from innerloop.blocks import sizes
 from innerloop.blocks.prefix import PrefixLayout
 from innerloop.contract import CheckpointError
@@ -27,6 +29,8 @@ class FlowConfig:
     max_action_dim: int
     prompt_capacity: int
     periods: tuple[float, float] = (4e-3, 4.0)  # openpi posemb_sincos min_period, max_period
+    # LeRobot casts a bfloat16 policy whole, rotary frequencies with it; it was trained and runs with the rounded ones.
+    rotary_dtype: torch.dtype = torch.float32
 
     def layout(self, state_tokens: int) -> PrefixLayout:
         """Token order of prefix and suffix."""
@@ -36,6 +40,7 @@ class FlowConfig:
             self.prompt_capacity,
             state_tokens + self.chunk,
             self.language.head_dim,
+            self.rotary_dtype,
         )
 
 
@@ -83,6 +88,7 @@ def read_lerobot(config: Mapping[str, Any]) -> FlowConfig:
         max_action_dim=_positive(config, "max_action_dim"),
         prompt_capacity=_positive(config, "tokenizer_max_length"),
         periods=(float(config.get("min_period", 4e-3)), float(config.get("max_period", 4.0))),
+        rotary_dtype=torch.bfloat16 if config.get("dtype") == "bfloat16" else torch.float32,
     )
 
 

@@ -11,8 +11,8 @@ from innerloop.blocks.gemma import GemmaPrefix
 from innerloop.blocks.siglip import Siglip
 from innerloop.contract import Buffer, Role, Stage
 from innerloop.kernels import embedding, image
+from innerloop.process import FRAME_BYTES
 
-FRAME_BYTES = 1920 * 1080 * 3  # the largest frame a camera may send
 Tensors = Mapping[str, torch.Tensor]
 
 TICKS = {
@@ -72,7 +72,7 @@ def layout_stage(p: prefix.PrefixLayout) -> Stage:
     def run(b: Tensors) -> None:
         valid = prefix.validity(p, b["camera_mask"], b["prompt_length"])
         position = prefix.positions(valid)
-        cos, sin = prefix.rotary(position, p.head_dim)
+        cos, sin = prefix.rotary(position, p.head_dim, p.rotary_dtype)
         for name, value in (("key_valid", valid), ("positions", position), ("rotary_cos", cos), ("rotary_sin", sin)):
             b[name].copy_(value)
 

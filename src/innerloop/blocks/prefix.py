@@ -16,6 +16,7 @@ class PrefixLayout:
     capacity: int
     suffix: int
     head_dim: int
+    rotary_dtype: torch.dtype = torch.float32
 
     @property
     def images(self) -> int:
@@ -47,8 +48,9 @@ def positions(valid: torch.Tensor) -> torch.Tensor:
     return torch.cumsum(valid, dim=1, dtype=torch.int32) - 1
 
 
-def rotary(position: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, float32 [B, T, head_dim / 2], for half-split rotation."""
+def rotary(position: torch.Tensor, head_dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, float32 [B, T, head_dim / 2], for half-split rotation; the frequencies are rounded to `dtype`."""
     exponent = torch.arange(0, head_dim, 2, device=position.device, dtype=torch.float32) / head_dim
-    angles = position.to(torch.float32)[..., None] * (1.0 / ROPE_THETA**exponent)
+    frequencies = (1.0 / ROPE_THETA**exponent).to(dtype).to(torch.float32)
+    angles = position.to(torch.float32)[..., None] * frequencies
     return torch.cos(angles), torch.sin(angles)

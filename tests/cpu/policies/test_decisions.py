@@ -18,6 +18,7 @@ from innerloop.contract import (
     PrecisionError,
 )
 from innerloop.engine import LoadedPolicy
+from innerloop.process import Edge
 
 
 def test_same_seed_same_bits_other_seed_other_actions(policy: LoadedPolicy) -> None:
@@ -134,8 +135,8 @@ def test_horizon_that_contradicts_is_refused() -> None:
 def test_rename_is_checked_before_weights_are_read(tmp_path: Path) -> None:
     shutil.copytree(CHECKPOINTS["pi05"], tmp_path / "c")
     with pytest.raises((CheckpointError, ObservationError), match="nowhere"):
-        innerloop.load(tmp_path / "c", device="cpu", rename={"front": "nowhere"})
-    renamed = innerloop.load(tmp_path / "c", device="cpu", rename={"front": "base"})
+        innerloop.load(tmp_path / "c", device="cpu", edge=Edge(rename={"front": "nowhere"}))
+    renamed = innerloop.load(tmp_path / "c", device="cpu", edge=Edge(rename={"front": "base"}))
     observation = observe(renamed, 0)
     images = {"front": observation["images"]["base"], "wrist": observation["images"]["wrist"]}
     plain = innerloop.load(CHECKPOINTS["pi05"], device="cpu")

@@ -1,0 +1,24 @@
+"""`innerloop parity`: both sides on one made-up observation, stage by stage."""
+
+from pathlib import Path
+
+from innerloop.contract import InnerloopError
+from innerloop.engine import LoadedPolicy
+from innerloop.measure.observations import Scene, make_observations
+from innerloop.measure.parity import ParityReport, compare
+
+FRAME = (480, 640)  # height and width of the made-up camera frames
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def against(name: str, checkpoint: Path, policy: LoadedPolicy, prompt: str, seed: int) -> ParityReport:
+    """Compare a loaded policy with the official implementation of the same directory. Raises where that is missing."""
+    if name != "lerobot":
+        raise InnerloopError(f"no official implementation '{name}' to compare with; there is lerobot")
+    from innerloop.measure.against.lerobot import LeRobotPolicy
+
+    placement = policy.placement
+    official = LeRobotPolicy(checkpoint, str(placement.device), DTYPES[placement.precision])
+    scene = Scene(policy.config.cameras, FRAME, policy.processor.widths.state)
+    observation = make_observations(scene, prompt, 1, seed)[0]
+    return compare(policy, official, observation, policy.processor.noise(seed=seed))
