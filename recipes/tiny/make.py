@@ -38,6 +38,7 @@ class Recipe:
     vocabulary: int = 576
     normalization: str | None = None  # one of MODES; None keeps the family's own
     relative: bool = False
+    dtype: str = "float32"
     seed: int = 0
 
     def architecture(self) -> dict[str, dict[str, int]]:
@@ -83,6 +84,7 @@ def configuration(recipe: Recipe) -> Any:
         | {"observation.state": feature(kind.STATE, (recipe.state,))},
         output_features={"action": feature(kind.ACTION, (recipe.actions,))},
         push_to_hub=False,
+        dtype=recipe.dtype,
         device="cpu",
     )
     if recipe.normalization is not None:
@@ -134,6 +136,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--family", choices=FAMILIES, default=default.family)
     parser.add_argument("--normalization", choices=MODES, help="default: the family's own mode")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=default.dtype)
     parser.add_argument("--relative", action="store_true", help="actions relative to the state")
     for name, value in vars(default).items():
         if type(value) is int:

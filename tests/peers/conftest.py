@@ -53,11 +53,11 @@ class Sides:
 
 @pytest.fixture(scope="session")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Sides]:
-    """A function (recipe, precision="fp32", official="float32") -> Sides; each is made once."""
+    """A function (recipe, precision="fp32", official=None) -> Sides; each is made once."""
     directories: dict[Recipe, Path] = {}
-    made: dict[tuple[Recipe, str, str], Sides] = {}
+    made: dict[tuple[Recipe, str, str | None], Sides] = {}
 
-    def make(recipe: Recipe, precision: str = "fp32", official: str = "float32") -> Sides:
+    def make(recipe: Recipe, precision: str = "fp32", official: str | None = None) -> Sides:
         key = (recipe, precision, official)
         if recipe not in directories:
             directories[recipe] = write(tmp_path_factory.mktemp(recipe.family), recipe)

@@ -44,13 +44,13 @@ _LIMITS: dict[str, dict[str, Limit]] = {
         "actions": Limit(1e-4, relative=True),
         "": Limit(1e-4, relative=True),
     },
-    # bf16 keeps 8 bits: towers are held by direction, actions by direction and size.
+    # bf16 keeps 8 bits of every activation.
     "bf16": {
         "images": Limit(1e-2),
         "state": Limit(1e-6),
         "normalized": Limit(0.05, relative=True, cosine=0.999),
         "actions": Limit(0.05, relative=True, cosine=0.999),
-        "": Limit(float("inf"), cosine=0.999),
+        "": Limit(0.1, relative=True, cosine=0.999),
     },
 }
 

@@ -106,7 +106,7 @@ class Preparer(Protocol):
 class LeRobotPolicy:
     """LeRobot's policy and processors; `infer` for actions and timing, `trace` for every intermediate.
 
-    `checkpoint` is a LeRobot directory, `dtype` float32 or bfloat16, `tokenizer` a directory that replaces the one
+    `checkpoint` is a LeRobot directory, `dtype` float32 or bfloat16 where not the checkpoint's own, `tokenizer` a directory that replaces the one
     the checkpoint names (its own tokenizer.json is preferred anyway).
     """
 
@@ -116,7 +116,7 @@ class LeRobotPolicy:
         self,
         checkpoint: str | Path,
         device: str = "cpu",
-        dtype: str = "float32",
+        dtype: str | None = None,
         *,
         tokenizer: str | Path | None = None,
         compiled: bool = False,
@@ -124,7 +124,7 @@ class LeRobotPolicy:
         directory = Path(checkpoint)
         config, architecture = _read_config(directory)
         self._processor: Preparer | None = None
-        config.device, config.dtype, config.compile_model = device, dtype, compiled
+        config.device, config.dtype, config.compile_model = device, dtype or config.dtype, compiled
         self.config = config
         with sized(config.type, architecture), contextlib.redirect_stdout(io.StringIO()) as printed:
             self.policy = _policy_class(config.type).from_pretrained(directory, config=config)
