@@ -45,9 +45,14 @@ class Agreement:
 
 
 def compare(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Agreement:
-    """Chunk by chunk. Raises FigureRefused on different shapes or NaN."""
+    """Chunk by chunk, over the narrower width: some return the robot's actions, some the model's padded ones.
+
+    Raises FigureRefused on different horizons or NaN.
+    """
     cosines, differences = [], []
-    for a, b in zip(ours, theirs, strict=True):
+    for one, other in zip(ours, theirs, strict=True):
+        width = min(one.shape[-1], other.shape[-1])
+        a, b = one[..., :width], other[..., :width]
         if a.shape != b.shape:
             raise FigureRefused(f"chunks of shapes {a.shape} and {b.shape} cannot be compared; compare like with like")
         left, right = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()

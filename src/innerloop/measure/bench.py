@@ -25,6 +25,7 @@ from innerloop.measure.cost import Cost
 from innerloop.measure.distribution import Distribution, Settled, settle
 from innerloop.measure.record import LatencyRecord
 from innerloop.measure.roofline import Roof, cache_bytes, device_roof, host_roof, transfer_roof
+from innerloop.runtime.windows import Value
 
 STAGE_TICKS = 200  # decisions in the pass that takes the call apart
 AGAINST_TICKS = 50
@@ -113,9 +114,10 @@ def measure_stages(subject: Subject, workload: Workload, ceilings: Ceilings, tic
     launches = dict.fromkeys(SEVEN, 0)
     for stage, count in subject.launches(prepared).items():
         launches[seventh(plan, stage)] += count
-    moved = sum(array.nbytes for array in prepared.inputs.values())
+    moved = sum(_bytes(value) for value in prepared.inputs.values())
     costs["transfer"] = Cost(bytes=moved, unique_bytes=moved)
-    rate, cache = subject.facts.precision, cache_bytes(subject.device)
+    rate = subject.facts.precision if subject.facts.precision in ceilings.matrix else subject.facts.dtype
+    cache = cache_bytes(subject.device)
     roofs = dict.fromkeys(SEVEN, host_roof())
     roofs["transfer"] = transfer_roof(moved, times["transfer"].p50, ceilings)
     for name in DEVICE_STAGES:
@@ -166,6 +168,10 @@ def frames_of(workload: Workload) -> str:
     """Width, height and wire format of the first frame."""
     height, width = next(iter(workload.observations[0]["images"].values())).shape[:2]
     return f"{width}x{height} {workload.wire.name}"
+
+
+def _bytes(value: Value) -> int:
+    return value.nbytes if isinstance(value, np.ndarray) else sum(row.nbytes for row in value)
 
 
 def _whole(settled: Settled) -> dict[str, Any]:

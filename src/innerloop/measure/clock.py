@@ -11,6 +11,7 @@ import torch
 from innerloop.contract import Chunk, Plan, Role
 from innerloop.measure.cost import Cost
 from innerloop.measure.distribution import Settled, settle
+from innerloop.runtime.windows import Value
 
 SEVEN = ("receive", "preprocess", "transfer", "vision", "context", "action", "postprocess")
 DEVICE_STAGES = ("vision", "context", "action")
@@ -53,7 +54,7 @@ class Facts:
 class Prepared:
     """A preprocessed observation: plan inputs as arrays, the capacity chosen, and what `finish` needs again."""
 
-    inputs: dict[str, np.ndarray]
+    inputs: dict[str, Value]
     capacity: int
     prompt_tokens: int
     context: Any
@@ -152,7 +153,11 @@ def clock_stages(subject: Subject, workload: Workload, ticks: int) -> dict[str, 
 
 
 def seventh(plan: Plan, stage: str) -> str:
-    """Which of the seven a plan's stage belongs to: vision by name, action by noise or output, else context."""
+    """Which of the seven a plan's stage belongs to: vision by name, action by noise or output, else context.
+
+    Stages captured as one have names joined by "+" and count as the last of them.
+    """
+    stage = stage.rpartition("+")[2]
     found = next(s for s in plan.stages if s.name == stage)
     if stage.startswith("vision"):
         return "vision"

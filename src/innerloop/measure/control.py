@@ -41,7 +41,7 @@ class ControlLoop:
 
     @property
     def execution_ms(self) -> float:
-        """Time in which the robot consumes one chunk's executed actions: the latency at which the bound flips."""
+        """Time in which the robot consumes one chunk's executed actions."""
         return self.horizon * self.step_ms
 
     @property
@@ -51,13 +51,16 @@ class ControlLoop:
 
     @property
     def bound(self) -> str:
-        """inference when a chunk takes longer to come than to execute, else environment."""
-        return "inference" if self.answer_ms > self.execution_ms else "environment"
+        """inference when overlapped execution stays below the robot's own rate, else environment."""
+        return "inference" if self.overlapped_hz * self.step_ms < 1e3 * (1 - 1e-9) else "environment"
 
     @property
     def flip_ms(self) -> float:
-        """The call latency above which the loop is inference-bound, after network delay; may be negative."""
-        return self.execution_ms - self.delay_ms
+        """The call latency above which the loop is inference-bound, after network delay; may be negative.
+
+        A chunk must come while its predecessor executes, and half of it must not be past by then.
+        """
+        return min(self.horizon, self.chunk // 2) * self.step_ms - self.delay_ms
 
     @property
     def synchronous_hz(self) -> float:

@@ -11,6 +11,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from innerloop.contract import Plan
+from innerloop.kernels import use_kernels
+from innerloop.runtime.arena import Arena
+from innerloop.runtime.windows import Value, write_window
 
 _GATHERS = {
     torch.ops.aten.embedding,
@@ -52,7 +55,8 @@ class CostRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._inside: set[int] = set()
-        self._uses: dict[int, int] = {}
+        self._uses: dict[tuple[int, int], int] = {}  # (storage, offset) -> bytes
+        self._outside: set[int] = set()
         self._held: list[torch.UntypedStorage] = []  # an id is unique only while its storage lives
         self._flops = 0
         self._bytes = 0
@@ -97,33 +101,35 @@ class CostRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if storage._cdata in self._inside:
             return
-        if storage._cdata not in self._uses:
+        if storage._cdata not in self._outside:
+            self._outside.add(storage._cdata)
             self._held.append(storage)
         self._bytes += moved
-        self._uses[storage._cdata] = max(self._uses.get(storage._cdata, 0), moved)
+        place = (storage._cdata, int(tensor.storage_offset()))
+        self._uses[place] = max(self._uses.get(place, 0), moved)
 
     def _adopt(self, inputs: Sequence[Any], result: Any) -> None:
         outside = {leaf.untyped_storage()._cdata for leaf in inputs if isinstance(leaf, torch.Tensor)} - self._inside
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 storage = leaf.untyped_storage()._cdata
-                if storage not in outside and storage not in self._uses:
+                if storage not in outside and storage not in self._outside:
                     self._inside.add(storage)
 
 
-def stage_costs(plan: Plan, inputs: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, Cost]:
-    """Cost of every stage of a plan that runs each decision, by name, on private buffers holding `inputs`."""
-    buffers = {b.name: torch.zeros(b.shape, dtype=b.dtype, device=device) for b in plan.buffers.values()}
+def stage_costs(plan: Plan, inputs: Mapping[str, Value], device: torch.device) -> dict[str, Cost]:
+    """Cost of every stage of a plan that runs each decision, by name, on an arena of its own holding `inputs`."""
+    arena = Arena(plan, device)
     for name, value in inputs.items():
-        buffers[name].copy_(value)
+        write_window(arena, name, value)
     costs: dict[str, Cost] = {}
-    with torch.no_grad():
+    with torch.no_grad(), use_kernels("reference"):
         for stage in plan.stages:
             if stage.prepare:
-                stage.run(buffers)
+                stage.run(arena.tensors)
                 continue
             with CostRecorder() as recorder:
-                stage.run(buffers)
+                stage.run(arena.tensors)
             costs[stage.name] = recorder.cost
     return costs
 

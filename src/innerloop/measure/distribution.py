@@ -9,7 +9,7 @@ import numpy as np
 WINDOW = 50  # decisions in one warm-up window
 AGREEING_WINDOWS = 3
 TOLERANCE = 0.01  # medians this close, relatively, count as equal
-WARMUP_LIMIT = 40  # windows before warm-up is given up and the record says so
+WARMUP_LIMIT = 20  # windows before warm-up is given up and the record says so
 DRIFT_RETRIES = 2
 
 

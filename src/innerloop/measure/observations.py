@@ -9,7 +9,7 @@ from PIL import Image
 
 _CELLS = 12  # a picture is this coarse a random grid, enlarged, so that it compresses as camera pictures do
 _GRAIN = 4.0  # sensor noise, standard deviation in 8-bit steps
-_WORDS = "pick up the red block and put it into the left bowl then push the drawer shut and return to rest ".split()
+_SENTENCE = "pick up the red block and put it into the left bowl then push the drawer shut and return to rest"
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,10 @@ def make_noises(chunk: int, width: int, count: int, seed: int = 0) -> list[np.nd
 
 def prompt_of_length(tokens: int, count_tokens: Callable[[str], int]) -> str:
     """The longest run of plain words whose whole prompt, as `count_tokens` counts it, has at most `tokens` tokens."""
-    words = [_WORDS[0]]
+    known = _SENTENCE.split()
+    words = known[:1]
     while True:
-        longer = [*words, _WORDS[len(words) % len(_WORDS)]]
+        longer = [*words, known[len(words) % len(known)]]
         if count_tokens(" ".join(longer)) > tokens:
             return " ".join(words)
         words = longer

@@ -141,7 +141,7 @@ def _tables(text: str) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    numeric = [all(_is_number(row[index]) for row in rows[1:]) for index in range(len(rows[0]))]
+    numeric = [all(is_number(row[index]) for row in rows[1:]) for index in range(len(rows[0]))]
     lines = []
     for place, row in enumerate(rows):
         tag = "th" if place == 0 else "td"
@@ -160,7 +160,8 @@ def _cell(text: str) -> str:
     return f"<b>{escaped.strip('*')}</b>" if text.startswith("**") else escaped
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a cell is a figure, to be set flush right."""
     bare = text.strip("*").rstrip("x%").replace(",", "").replace(" ", "")
     try:
         float(bare or "0")

@@ -40,7 +40,8 @@ def distribution(records: Sequence[LatencyRecord]) -> str:
     lines = []
     for index, record in enumerate(records):
         points = [(1 / max(1 - float(p) / 100, 1e-3), ms) for p, ms in record.quantiles_ms.items()]
-        lines.append(Line(label(record), points, f"s{index % _SERIES}"))
+        short = f"{record.policy} {record.views} cam {record.prompt_tokens} tok"
+        lines.append(Line(short, points, f"s{index % _SERIES}"))
     top = max(record.max_ms for record in records)
     x = Axis("share of calls within", 1.0, 1e3, log=True, marks=[(1 / share, name) for share, name in _TAIL])
     return line_chart(lines, x, Axis("ms", 0.0, top * 1.05), "Latency distribution")

@@ -29,8 +29,13 @@ def of_kind(records: Iterable[Record], schema: type[R]) -> list[R]:
 
 
 def markdown(records: Sequence[Record]) -> str:
-    """Every table the records have rows for."""
-    sections: list[tuple[str, type[Record], Callable[[Any], str]]] = [
+    """Every table the records have rows for, under headings."""
+    return "\n\n".join(f"## {title}\n\n{text}" for title, text in sections(records)) + "\n"
+
+
+def sections(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """Title and table of every kind that the records have rows for."""
+    kinds: list[tuple[str, type[Record], Callable[[Any], str]]] = [
         ("Whole call", LatencyRecord, latency_table),
         ("Stages", LatencyRecord, stage_table),
         ("Ladder", LadderRecord, ladder_table),
@@ -41,13 +46,8 @@ def markdown(records: Sequence[Record]) -> str:
         ("Operators", OperatorsRecord, operators_table),
         ("Closed-loop success", SuccessRecord, success_table),
     ]
-    parts = []
-    for title, schema, table in sections:
-        chosen = of_kind(records, schema)
-        if chosen:
-            parts.append(f"## {title}\n\n{table(chosen)}")
-    parts.append(f"## How these were measured\n\n{method_table(records)}")
-    return "\n\n".join(parts) + "\n"
+    found = [(title, table(chosen)) for title, schema, table in kinds if (chosen := of_kind(records, schema))]
+    return [*found, ("How these were measured", method_table(records))]
 
 
 def write_between_markers(path: Path, text: str) -> None:
@@ -185,7 +185,13 @@ def method_table(records: Sequence[Record]) -> str:
             warm = f"{r.warmup}, then {r.ticks}" + ("" if r.settled else " (not settled)")
         clocks = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in r.clocks.items())
         kept = {name: version for name, version in r.versions.items() if name not in ("os", "machine")}
-        row = [f"{r.kind}: {_title(r)}", r.device, clocks, ", ".join(f"{n} {v}" for n, v in kept.items()), r.weights]
+        row = [
+            f"{r.kind}: {_title(r)}",
+            r.device,
+            clocks,
+            ", ".join(f"{n} {v}" for n, v in kept.items()),
+            r.weights[:12],
+        ]
         rows.append([*row, r.inputs, warm, _short(r.commit), r.time, f"`{r.command}`"])
     return table(head, rows)
 

@@ -2,18 +2,20 @@
 
 import json
 import tempfile
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-_COUNTED = 3  # decisions in a count
+from innerloop.contract import InnerloopError
+
+COUNTED = 3  # decisions in a count
+Event = dict[str, Any]
 
 
-def write_trace(run: Callable[[], object], path: Path, decisions: int = _COUNTED) -> None:
+def write_trace(run: Callable[[], object], path: Path, decisions: int = COUNTED) -> None:
     """Profile some decisions into a Chrome / Perfetto trace file. Run warm."""
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -28,40 +30,44 @@ def write_trace(run: Callable[[], object], path: Path, decisions: int = _COUNTED
 
 def count_launches(run: Callable[[], object]) -> int:
     """Kernels one decision launches on the GPU, those inside CUDA graphs included; copies are not kernels."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        write_trace(run, path)
-        events = json.loads(path.read_text())["traceEvents"]
-    return round(len(kernels(events)) / _COUNTED)
+    return round(len(kernels(_events(run))) / COUNTED)
 
 
-def count_launches_by_stage(run: Callable[[], object], stages: list[str]) -> dict[str, int]:
-    """The same by stage, where each stage runs inside a profiler range of its own name."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        write_trace(run, path)
-        events = json.loads(path.read_text())["traceEvents"]
-    counts = launches_in_ranges(events, stages)
-    return {stage: round(counts[stage] / _COUNTED) for stage in stages}
+def count_graph_launches(run: Callable[[], object], graphs: Sequence[str]) -> dict[str, int]:
+    """The same by graph, where every decision replays `graphs` once each, in this order."""
+    return launches_by_graph(_events(run), graphs)
 
 
-def kernels(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def kernels(events: Sequence[Event]) -> list[Event]:
     """The kernel events of a Chrome trace."""
     return [event for event in events if event.get("cat") == "kernel"]
 
 
-def launches_in_ranges(events: list[dict[str, Any]], names: list[str]) -> Counter[str]:
-    """Kernels by the named host range that launched them, joined through the correlation of launch and kernel."""
-    ranges = [event for event in events if event.get("cat") == "user_annotation" and event.get("name") in names]
-    launch_time = {
-        event["args"]["correlation"]: event["ts"]
-        for event in events
-        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
-    }
-    counts: Counter[str] = Counter()
+def launches_by_graph(events: Sequence[Event], graphs: Sequence[str]) -> dict[str, int]:
+    """Kernels of a decision by graph, joined through the correlation number of a graph's launch and its kernels.
+
+    Raises InnerloopError when the launches are not a whole number of decisions.
+    """
+    launches = [e for e in events if e.get("name") == "cudaGraphLaunch" and "correlation" in e.get("args", {})]
+    launches.sort(key=lambda event: float(event["ts"]))
+    if not launches or len(launches) % len(graphs):
+        raise InnerloopError(
+            f"the profiler saw {len(launches)} graph launches, no multiple of {len(graphs)}: other work shares the "
+            "process or CUPTI is off; measure in a process of its own"
+        )
+    owner = {e["args"]["correlation"]: graphs[place % len(graphs)] for place, e in enumerate(launches)}
+    counts = dict.fromkeys(graphs, 0)
     for event in kernels(events):
-        launched = launch_time.get(event["args"].get("correlation"))
-        for span in ranges:
-            if launched is not None and span["ts"] <= launched <= span["ts"] + span["dur"]:
-                counts[span["name"]] += 1
-    return counts
+        graph = owner.get(event["args"].get("correlation"))
+        if graph is not None:
+            counts[graph] += 1
+    decisions = len(launches) // len(graphs)
+    return {graph: round(count / decisions) for graph, count in counts.items()}
+
+
+def _events(run: Callable[[], object]) -> list[Event]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        write_trace(run, path)
+        events: list[Event] = json.loads(path.read_text())["traceEvents"]
+    return events

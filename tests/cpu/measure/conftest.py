@@ -103,20 +103,33 @@ class ToySubject:
         return self.profile(prepared).outputs["actions"] + np.float32(self.wrong)
 
     def costs(self, prepared: Prepared) -> dict[str, Cost]:
-        inputs = {name: torch.from_numpy(np.array(array)) for name, array in prepared.inputs.items()}
-        return stage_costs(self.plans[8], inputs, self.device)
+        return stage_costs(self.plans[8], prepared.inputs, self.device)
 
     def launches(self, prepared: Prepared) -> dict[str, int]:
         return {name: cost.operations for name, cost in self.costs(prepared).items()}
 
 
 @pytest.fixture
+def simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sleeping costs what it says and reading the clock a microsecond; nothing else takes time."""
+    now = 0
+
+    def read() -> int:
+        nonlocal now
+        now += 1000
+        return now
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += round(seconds * 1e9)
+
+    monkeypatch.setattr(time, "perf_counter_ns", read)
+    monkeypatch.setattr(time, "perf_counter", lambda: read() / 1e9)
+    monkeypatch.setattr(time, "sleep", sleep)
+
+
+@pytest.fixture
 def workload() -> Workload:
-    return toy_workload()
-
-
-@pytest.fixture(scope="module")
-def module_workload() -> Workload:
     return toy_workload()
 
 

@@ -38,6 +38,14 @@ def test_the_bound_flips_where_a_chunk_takes_as_long_to_come_as_to_execute() -> 
     assert loop(0, delay_ms=60).flip_ms == pytest.approx(140)
 
 
+@pytest.mark.parametrize("horizon", [1, 3, 5, 8, 10])
+def test_the_flip_is_where_the_rate_falls(horizon: int) -> None:
+    flip = loop(0, horizon, chunk=10).flip_ms
+    assert loop(flip, horizon, chunk=10).overlapped_hz == pytest.approx(50)
+    assert loop(flip + 1, horizon, chunk=10).overlapped_hz < 49.9
+    assert loop(flip + 1, horizon, chunk=10).bound == "inference"
+
+
 def test_waiting_costs_the_answer_every_chunk() -> None:
     assert loop(100, delay_ms=100).synchronous_hz == pytest.approx(25)
 
@@ -62,5 +70,5 @@ def test_sweep_and_horizons() -> None:
 
 
 def test_a_horizon_beyond_the_chunk_is_refused() -> None:
-    with pytest.raises(InnerloopError, match="outside 1..10"):
+    with pytest.raises(InnerloopError, match=r"outside 1\.\.10"):
         loop(10, horizon=11, chunk=10)

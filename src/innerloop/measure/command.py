@@ -1,0 +1,213 @@
+"""`innerloop bench` and `innerloop report`: options in, records and tables out."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from innerloop.contract import InnerloopError
+from innerloop.kernels import Kernels
+from innerloop.measure import page, provenance, record, report
+from innerloop.measure.batch import batch_curve
+from innerloop.measure.bench import Run, bench, first, origin
+from innerloop.measure.clock import Workload
+from innerloop.measure.control import ControlLoop, control_record
+from innerloop.measure.cost import CostRecorder
+from innerloop.measure.ladder import Contender, Step, climb
+from innerloop.measure.message import Message
+from innerloop.measure.options import BenchOptions, parse_command
+from innerloop.measure.record import LatencyRecord, Record
+from innerloop.measure.reproduce import Difference, differences, reproduced
+from innerloop.measure.side_by_side import LEROBOT, Bench
+from innerloop.measure.subject import PolicySubject, make_workload
+from innerloop.measure.trace import count_launches, write_trace
+
+_RUNGS: tuple[tuple[str, Kernels], ...] = (
+    ("captured, plain torch", "reference"),
+    ("captured, one kernel an operator", "operators"),
+    ("captured, fused kernels", "fused"),
+)
+
+
+def run_bench(options: BenchOptions, trace: Path | None = None) -> list[Record]:
+    """Everything that was asked for; the whole call always. `trace`: also write a Chrome / Perfetto trace there."""
+    made = Bench(options)
+    policy = made.policy()
+    subject = PolicySubject(policy, options.random_weights)
+    workload = make_workload(policy, options.frame, options.prompt_tokens, Message(options.encoding), options.seed)
+    whole = bench(subject, workload, Run(options.command(), options.ticks), made.references())
+    records: list[Record] = [whole]
+    if trace is not None:
+        write_trace(_next_call(subject.infer, workload), trace)
+    fields = origin(subject, workload, options.command(), provenance.clocks(subject.device))
+    if options.control:
+        records.append(control_record(_loop(options, whole), fields))
+    sizes = {"views": whole.views, "prompt_tokens": whole.prompt_tokens, "chunk": whole.chunk, "steps": whole.steps}
+    policy.close()
+    del policy, subject
+    if options.batch:
+        records.append(batch_curve(made.policy, options.batch, workload, options.ticks, fields | sizes))
+    if options.ladder:
+        steps = ladder_steps(made, workload)
+        records.append(climb(steps, workload, options.ticks, whole.precision, fields | sizes | {"batch": whole.batch}))
+    return records
+
+
+def bench_command(
+    options: BenchOptions, out: Console, as_json: Path | None = None, trace: Path | None = None
+) -> list[Record]:
+    """Measure, print tables, write records: the first to `as_json`, others beside it with their kind in the name."""
+    records = run_bench(options, trace)
+    for text in _tables(records):
+        out.print(text)
+    if as_json is not None:
+        for one in records:
+            place = as_json if one is records[0] else as_json.with_name(f"{as_json.stem}-{one.kind}.json")
+            one.save(place)
+            out.print(f"wrote {place}", highlight=False)
+    return records
+
+
+def reproduce_command(path: Path, out: Console, target: str | None = None) -> bool:
+    """Run a record's command again, print what changed, and say whether p50 is within the record's own spread.
+
+    target: where the checkpoint is now, for records that are not of random weights.
+    """
+    then = record.load(path)
+    if not isinstance(then, LatencyRecord):
+        raise InnerloopError(f"{path} is a {then.kind} record; reproduce one of a whole call")
+    options = parse_command(then.command)
+    if target is not None:
+        options = BenchOptions(**{**vars(options), "target": target})
+    now = run_bench(options)[0]
+    assert isinstance(now, LatencyRecord)
+    rows = differences(then, now)
+    out.print(_difference_table(rows))
+    low, high = then.quantiles_ms["1"], then.quantiles_ms["99"]
+    verdict = "within" if reproduced(rows) else "outside"
+    out.print(f"p50 {now.p50_ms:.3f} ms is {verdict} the record's spread, {low:.3f} to {high:.3f} ms (1 % to 99 %)")
+    return reproduced(rows)
+
+
+def report_command(
+    paths: Sequence[Path], out: Console, markdown: Path | None = None, html: Path | None = None
+) -> list[Record]:
+    """Read records and directories of them; print tables, or write them between a document's markers, or as a page."""
+    files = sorted(file for path in paths for file in (path.glob("*.json") if path.is_dir() else [path]))
+    if not files:
+        raise InnerloopError("no records there; write some with innerloop bench --json FILE")
+    records = [record.load(file) for file in files]
+    if markdown is not None:
+        report.write_between_markers(markdown, report.markdown(records))
+        out.print(f"wrote {markdown}", highlight=False)
+    if html is not None:
+        html.write_text(page.render(records))
+        out.print(f"wrote {html}", highlight=False)
+    if markdown is None and html is None:
+        for text in _tables(records):
+            out.print(text)
+    return records
+
+
+def ladder_steps(made: Bench, workload: Workload) -> list[Step]:
+    """From the official implementation, where it was asked for, to fused kernels in captured graphs."""
+    on_gpu = made.placement.device.type == "cuda"
+    steps = [Step("official, eager", partial(_official, made, workload))] if LEROBOT in made.options.against else []
+    steps.append(Step("plan, eager, plain torch", partial(_ours, made, workload, "reference", captured=False)))
+    for name, kernels in _RUNGS if on_gpu else _RUNGS[:1]:
+        steps.append(Step(name, partial(_ours, made, workload, kernels, captured=True)))
+    return steps
+
+
+@contextmanager
+def _official(made: Bench, workload: Workload) -> Iterator[Contender]:
+    decide = made.official.infer
+    yield Contender(decide, lambda: _launches(decide, workload, made.placement.device.type))
+
+
+@contextmanager
+def _ours(made: Bench, workload: Workload, kernels: Kernels, captured: bool) -> Iterator[Contender]:
+    policy = made.policy(kernels=kernels)
+    subject = PolicySubject(policy)
+
+    def interpreted(observation: Mapping[str, Any], noise: np.ndarray) -> np.ndarray:
+        prepared = subject.prepare(observation, noise)
+        normalized = subject.interpret(prepared)
+        policy.processor.finish(normalized, prepared.context)
+        return normalized
+
+    def replayed(observation: Mapping[str, Any], noise: np.ndarray) -> np.ndarray:
+        return subject.infer(observation, noise).normalized
+
+    decide = replayed if captured else interpreted
+    on_gpu = subject.device.type == "cuda"
+    count = (
+        (lambda: _launches(decide, workload, "cuda"))
+        if on_gpu
+        else (lambda: sum(subject.launches(first(subject, workload)).values()))
+    )
+    try:
+        yield Contender(decide, count)
+    finally:
+        policy.close()
+
+
+def _launches(decide: Callable[..., object], workload: Workload, device: str) -> int:
+    run = _next_call(decide, workload)
+    if device == "cuda":
+        return count_launches(run)
+    with CostRecorder() as recorder:
+        run()
+    operations: int = recorder.cost.operations
+    return operations
+
+
+def _next_call(decide: Callable[..., object], workload: Workload) -> Callable[[], object]:
+    """Decides upon the next observation at each call, so that every stage is due."""
+    pairs = itertools.cycle(zip(workload.observations, workload.noises, strict=True))
+    return lambda: decide(*next(pairs))
+
+
+def _loop(options: BenchOptions, whole: LatencyRecord) -> ControlLoop:
+    return ControlLoop(
+        chunk=whole.chunk,
+        horizon=options.horizon or whole.chunk,
+        control_hz=options.control_hz,
+        environment_ms=options.environment_ms,
+        delay_ms=options.delay_ms,
+        latency_ms=whole.p50_ms,
+    )
+
+
+def _tables(records: Sequence[Record]) -> Iterator[Table | str]:
+    for title, text in report.sections(records):
+        yield _rich(title, text)
+
+
+def _rich(title: str, text: str) -> Table:
+    """A Markdown table as one for the terminal."""
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    table = Table(title=title, title_justify="left")
+    for place, name in enumerate(head):
+        numeric = all(page.is_number(row[place]) for row in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell.strip("*`") for cell in row))
+    return table
+
+
+def _difference_table(rows: Sequence[Difference]) -> Table:
+    table = Table(title="then and now", title_justify="left")
+    for name in ("figure", "then", "now", "change", ""):
+        table.add_column(name, justify="left" if name in ("figure", "") else "right")
+    for row in rows:
+        change = "" if row.change_percent is None else f"{row.change_percent:+.1f} %"
+        mark = {True: "within the spread", False: "outside the spread", None: ""}[row.within]
+        table.add_row(row.figure, row.then, row.now, change, mark)
+    return table

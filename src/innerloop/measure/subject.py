@@ -1,0 +1,152 @@
+"""A loaded policy as the clock wants it: the same call, whole or in parts."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from innerloop.contract import Chunk, InnerloopError, ObservationError, Plan
+from innerloop.engine import DTYPES, LoadedPolicy
+from innerloop.kernels import use_kernels
+from innerloop.measure.clock import Facts, Prepared, Profiled, Workload
+from innerloop.measure.cost import Cost, stage_costs
+from innerloop.measure.message import Message
+from innerloop.measure.observations import Scene, make_noises, make_observations, prompt_of_length
+from innerloop.measure.trace import count_graph_launches
+from innerloop.runtime.arena import Arena
+from innerloop.runtime.interpret import Interpreter
+from innerloop.runtime.machine import Decision
+
+SESSION = "measure"
+OBSERVATIONS = 8  # different ones, in turn: every decision has new frames, state and noise
+
+
+class PolicySubject:
+    """Satisfies clock.Subject. Plans of more than one row decide through `decide_batch`, whose rows are prepared one
+    by one."""
+
+    def __init__(self, policy: LoadedPolicy, random_weights: bool = False) -> None:
+        self.policy = policy
+        self._random = random_weights
+        self._interpreters: dict[int, Interpreter] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where its stages run."""
+        return self.policy.placement.device
+
+    @property
+    def plans(self) -> Mapping[int, Plan]:
+        """Plans by prompt capacity."""
+        return self.policy.plans
+
+    @property
+    def facts(self) -> Facts:
+        """What a record says of it."""
+        policy, placement = self.policy, self.policy.placement
+        return Facts(
+            policy=policy.family.name,
+            weights="random" if self._random or policy.account is None else policy.account.digest,
+            dtype=next(name for name, dtype in DTYPES.items() if dtype is placement.dtype),
+            precision=placement.precision,
+            fingerprint=policy.fingerprint,
+            batch=placement.batch,
+            views=len(policy.config.cameras),
+            chunk=policy.config.chunk,
+            steps=policy.config.steps,
+        )
+
+    def infer(self, observation: Mapping[str, Any], noise: np.ndarray) -> Chunk:
+        """The whole call."""
+        return self.policy.infer(observation, noise=noise, session=SESSION)
+
+    def prepare(self, observation: Mapping[str, Any], noise: np.ndarray) -> Prepared:
+        """The host part before the device."""
+        prepared = self.policy.processor.prepare(observation)
+        tokens = int(prepared.inputs["prompt_length"][0])
+        inputs = {**prepared.inputs, "noise": self.policy.processor.noise(noise)}
+        return Prepared(inputs, self.policy.capacity(tokens), tokens, prepared.context)
+
+    def profile(self, prepared: Prepared) -> Profiled:
+        """The device part, with an event between stages."""
+        decision = self.policy.runtime.decide(SESSION, prepared.inputs, prepared.capacity, profile=True)
+        return _profiled(decision)
+
+    def finish(self, profiled: Profiled, prepared: Prepared) -> np.ndarray:
+        """The host part after the device."""
+        return self.policy.processor.finish(profiled.outputs["actions"], prepared.context)
+
+    def decide_batch(self, rows: Sequence[Prepared], profile: bool) -> Profiled:
+        """One decision for as many robots as the plan has rows; outputs keep the batch axis."""
+        capacity = max(row.capacity for row in rows)
+        inputs = [row.inputs for row in rows]
+        return _profiled(self.policy.runtime.decide(SESSION, inputs, capacity, profile=profile))
+
+    def interpret(self, prepared: Prepared) -> np.ndarray:
+        """Normalised actions from the same plan run eagerly with the same kernels, nothing captured."""
+        plan = self.plans[prepared.capacity]
+        with use_kernels(self.policy.placement.kernels):
+            if prepared.capacity not in self._interpreters:
+                self._interpreters[prepared.capacity] = Interpreter(plan, Arena(plan, self.device), check=False)
+            interpreter = self._interpreters[prepared.capacity]
+            for name, value in prepared.inputs.items():
+                interpreter.write(name, value)
+            interpreter.run(plan)
+        actions: np.ndarray = interpreter.read("actions").float().numpy(force=True)[0]
+        return actions
+
+    def costs(self, prepared: Prepared) -> dict[str, Cost]:
+        """Work of every stage, from its reference path."""
+        return stage_costs(self.plans[prepared.capacity], prepared.inputs, self.device)
+
+    def launches(self, prepared: Prepared) -> dict[str, int]:
+        """Kernels of every stage from the profiler; on a CPU the operators of its reference path."""
+        if self.device.type != "cuda":
+            return {name: cost.operations for name, cost in self.costs(prepared).items()}
+        decide = partial(self.policy.runtime.decide, SESSION, prepared.inputs, prepared.capacity)
+        self.policy.reset(SESSION)
+        stages = list(_stage_times(decide(profile=True).timing))
+
+        def afresh() -> None:
+            self.policy.reset(SESSION)  # so that every stage is due
+            decide()
+
+        return count_graph_launches(afresh, stages)
+
+
+def make_workload(
+    policy: LoadedPolicy, frame: tuple[int, int], prompt_tokens: int, wire: Message, seed: int = 0
+) -> Workload:
+    """Synthetic observations for a policy. Raises InnerloopError where no prompt of so few tokens exists."""
+    processor = policy.processor
+    scene = Scene(policy.config.cameras, frame, processor.widths.state)
+    observations = make_observations(scene, "", OBSERVATIONS, seed)
+
+    def count(prompt: str) -> int:
+        try:
+            return max(_tokens(policy, {**one, "prompt": prompt}) for one in observations)
+        except ObservationError:
+            return prompt_tokens + 1  # longer than the policy takes
+
+    prompt = prompt_of_length(prompt_tokens, count)
+    if count(prompt) > prompt_tokens:
+        raise InnerloopError(f"this policy's shortest prompt has {count(prompt)} tokens; ask for at least as many")
+    noises = make_noises(processor.widths.chunk, processor.widths.max_action, OBSERVATIONS, seed)
+    return Workload([{**one, "prompt": prompt} for one in observations], noises, wire)
+
+
+def _tokens(policy: LoadedPolicy, observation: Mapping[str, Any]) -> int:
+    return int(policy.processor.prepare(observation).inputs["prompt_length"][0])
+
+
+def _profiled(decision: Decision) -> Profiled:
+    stages = _stage_times(decision.timing)
+    copies = decision.timing["run"] - sum(stages.values())
+    return Profiled(decision.outputs, copies, stages)
+
+
+def _stage_times(timing: Mapping[str, float]) -> dict[str, float]:
+    """Milliseconds by stage; programs are named plan/stage where capacities differ, and a+b where stages were merged."""
+    return {name.rpartition("/")[2]: ms for name, ms in timing.items() if name != "run"}

@@ -1,0 +1,116 @@
+"""The command on the shipped tiny checkpoint: every kind of record, the report, and a second run of the first."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from innerloop import engine
+from innerloop.contract import InnerloopError
+from innerloop.measure import record
+from innerloop.measure.command import bench_command, report_command, reproduce_command
+from innerloop.measure.message import Message
+from innerloop.measure.options import BenchOptions, parse_command
+from innerloop.measure.reproduce import differences, reproduced
+from innerloop.measure.subject import PolicySubject, make_workload
+
+TINY = Path(__file__).parents[3] / "examples/checkpoints/tiny-pi05"
+OPTIONS = BenchOptions(
+    str(TINY), device="cpu", frames="64x48", prompt_tokens=60, ticks=8, ladder=True, control=True, batch=(1, 2)
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("records")
+    bench_command(OPTIONS, Console(quiet=True), place / "tiny.json", place / "trace.txt")
+    return place
+
+
+def test_every_record_is_written_and_valid(folder: Path) -> None:
+    names = ["tiny-batch.json", "tiny-control.json", "tiny-ladder.json", "tiny.json"]
+    assert sorted(file.name for file in folder.glob("*.json")) == names
+    whole = record.load(folder / "tiny.json")
+    assert isinstance(whole, record.LatencyRecord)
+    assert 50 < whole.prompt_tokens <= 60
+    assert whole.prompt_capacity == 64
+    assert whole.agreement["interpreter"]["cosine"] > 0.99999
+    assert all(whole.stages_flops[name] > 0 for name in ("vision", "context", "action"))
+    ladder = record.load(folder / "tiny-ladder.json")
+    assert isinstance(ladder, record.LadderRecord)
+    assert ladder.rungs[-1].max_abs < 1e-4
+    assert sum(rung.share for rung in ladder.rungs) == pytest.approx(1)
+    batch = record.load(folder / "tiny-batch.json")
+    assert isinstance(batch, record.BatchRecord)
+    assert [row.batch for row in batch.rows] == [1, 2]
+
+
+def test_a_trace_is_written(folder: Path) -> None:
+    assert '"traceEvents"' in (folder / "trace.txt").read_text()
+
+
+def test_the_report_reads_the_folder(folder: Path) -> None:
+    report_command([folder], Console(quiet=True), html=folder / "page.html")
+    assert (folder / "page.html").read_text().count("<svg") >= 6
+
+
+def test_the_same_record_is_within_its_own_spread_and_a_slower_one_is_not(folder: Path) -> None:
+    whole = record.load(folder / "tiny.json")
+    assert isinstance(whole, record.LatencyRecord)
+    assert reproduced(differences(whole, whole))
+    slower = record.parse(whole.to_json() | {"p50_ms": whole.max_ms * 1.01, "commit": "another"})
+    assert isinstance(slower, record.LatencyRecord)
+    rows = differences(whole, slower)
+    assert not reproduced(rows)
+    assert any(row.figure == "commit" and row.now == "another" for row in rows)
+
+
+def test_a_record_runs_again_on_the_same_inputs(folder: Path) -> None:
+    out = Console(record=True, width=200, quiet=True)
+    reproduce_command(folder / "tiny.json", out, target=str(TINY))
+    with pytest.raises(InnerloopError, match="one of a whole call"):
+        reproduce_command(folder / "tiny-ladder.json", out)
+
+
+def test_other_inputs_are_no_reproduction(folder: Path) -> None:
+    whole = record.load(folder / "tiny.json")
+    assert isinstance(whole, record.LatencyRecord)
+    other = record.parse(whole.to_json() | {"inputs": "another"})
+    assert isinstance(other, record.LatencyRecord)
+    with pytest.raises(InnerloopError, match="this run's another"):
+        differences(whole, other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        BenchOptions("pi05", random_weights=True),
+        BenchOptions("pi0", random_weights=True, against=("lerobot",), batch=(1, 2, 32), horizon=5, control_hz=12.5),
+        BenchOptions("a dir", frames="640x480", encoding="jpeg", ladder=True, precision="bf16", delay_ms=3.0),
+    ],
+)
+def test_a_command_line_gives_its_options_again(options: BenchOptions) -> None:
+    assert parse_command(options.command()) == options
+
+
+def test_commands_that_are_not_ours_are_refused() -> None:
+    for line in ("ls", "innerloop bench", "innerloop bench x --unheard 1"):
+        with pytest.raises(InnerloopError):
+            parse_command(line)
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_messages_bring_back_the_observation(encoding: str) -> None:
+    policy = engine.load(TINY, device="cpu")
+    wire = Message(encoding)
+    workload = make_workload(policy, (48, 64), 60, wire)
+    sent = workload.observations[0]
+    got = wire.unpack(wire.pack(sent))
+    assert got["prompt"] == sent["prompt"]
+    np.testing.assert_array_equal(got["state"], sent["state"])
+    for name, frame in sent["images"].items():
+        difference = np.abs(got["images"][name].astype(int) - frame)
+        assert difference.max() == 0 if encoding == "raw" else difference.mean() < 25
+    PolicySubject(policy).infer(got, workload.noises[0])
+    policy.close()
