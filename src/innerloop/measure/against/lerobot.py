@@ -107,7 +107,8 @@ class LeRobotPolicy:
     """LeRobot's policy and processors; `infer` for actions and timing, `trace` for every intermediate.
 
     `checkpoint` is a LeRobot directory, `dtype` float32 or bfloat16 where not the checkpoint's own, `tokenizer` a directory that replaces the one
-    the checkpoint names (its own tokenizer.json is preferred anyway).
+    the checkpoint names (its own tokenizer.json is preferred anyway). Another dtype than the checkpoint's own changes
+    the precision only: LeRobot would round the rotary frequencies with it, here they stay the checkpoint's.
     """
 
     name = "lerobot"
@@ -124,12 +125,14 @@ class LeRobotPolicy:
         directory = Path(checkpoint)
         config, architecture = _read_config(directory)
         self._processor: Preparer | None = None
-        config.device, config.dtype, config.compile_model = device, dtype or config.dtype, compiled
+        own = config.dtype
+        config.device, config.dtype, config.compile_model = device, dtype or own, compiled
         self.config = config
         with sized(config.type, architecture), contextlib.redirect_stdout(io.StringIO()) as printed:
             self.policy = _policy_class(config.type).from_pretrained(directory, config=config)
         if "All keys loaded successfully" not in printed.getvalue():  # LeRobot goes on with random weights otherwise
             raise CheckpointError(f"LeRobot could not load {directory / 'model.safetensors'}: {printed.getvalue()}")
+        _set_frequencies(self.policy, own)
         overrides: dict[str, Any] = {"device_processor": {"device": device}}
         if tokenizer is not None or (directory / "tokenizer.json").exists():
             overrides["tokenizer_processor"] = {"tokenizer_name": str(tokenizer or directory)}
@@ -163,6 +166,7 @@ class LeRobotPolicy:
         with torch.device(device):
             self.policy = _policy_class(family)(made)
         randomize(self.policy, seed=0)
+        _set_frequencies(self.policy, "float32")
         self._before, self._after = (lambda batch: batch), torch.Tensor.cpu
         return self
 
@@ -318,6 +322,14 @@ class Weights:
         if seen is not None:
             seen(name, tensor)
         return tensor
+
+
+def _set_frequencies(policy: Any, dtype: str) -> None:
+    """Gives every rotary embedding the frequencies that a policy of `dtype` has."""
+    for module in policy.modules():
+        if "inv_freq" in module._buffers:
+            exact = type(module)(module.config).inv_freq
+            module.inv_freq = exact.to(getattr(torch, dtype)).to(module.inv_freq.device)
 
 
 def _noted(function: Any, note: Any) -> Any:
