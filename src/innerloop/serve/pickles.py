@@ -151,6 +151,8 @@ class _Reader:
     def tuple_of(self, count: int | None) -> None:
         if count is None:
             items = self.since_mark()
+        elif count > len(self._stack):
+            raise MessageError("the pickle takes more from its stack than it put there")
         else:
             items = self._stack[-count:]
             del self._stack[-count:]

@@ -223,9 +223,10 @@ def bomb():
 
 def tensor_views():
     """One buffer unfolded as many arrays."""
-    body = b"B" + struct.pack("<I", 1 << 20) + b"\x00" * (1 << 20) + b"\x940"
-    call = b"cnumpy.core.numeric\n_frombuffer\n(h\x00cnumpy\ndtype\n(\x8c\x02u1\x89\x88tRK\x01\x85\x8c\x01CtR"
-    return b"\x80\x04" + body.replace(b"\x940", b"\x94") + b"](" + call * 100 + b"e."
+    body = b"B" + struct.pack("<I", 1 << 20) + b"\x00" * (1 << 20) + b"\x94"
+    shape = b"J" + struct.pack("<i", 1 << 20) + b"\x85"
+    call = b"cnumpy.core.numeric\n_frombuffer\n(h\x00cnumpy\ndtype\n(\x8c\x02u1\x89\x88tR" + shape + b"\x8c\x01CtR"
+    return b"\x80\x04" + body + b"](" + call * 100 + b"e."
 
 
 HOSTILE = {
