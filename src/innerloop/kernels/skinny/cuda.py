@@ -111,19 +111,23 @@ def _linear_suits(launch: Launch, shape: Shape, limits: Limits) -> bool:
     split, tiles = launch["SPLIT"], launch["TILES"]
     if launch.warps * split * WARP_COLUMNS != k or (split > 1 and phase != RESIDUAL) or n // 16 % tiles:
         return False
-    return tiles == 1 or (phase == NORM_GLU and n // 16 // tiles >= 96)
+    if tiles == 1 or phase == RESIDUAL:
+        return tiles == 1
+    return n // 16 // tiles >= limits.multiprocessors // 2
 
 
-def _launches(resident: int) -> list[Launch]:
+def _launches() -> list[Launch]:
+    """Every split of K over warps of 128 columns; clusters of 4 and 2 programs before single ones."""
     return [
         Launch.of(warps, SPLIT=split, TILES=tiles, RESIDENT=resident)
-        for split in (2, 4, 1)
+        for split in (4, 2, 1)
         for warps in range(16, 0, -1)
         for tiles in (4, 2, 1)
+        for resident in (1, 2, 3)
     ]
 
 
-LINEAR = Table("skinny linear", _launches(1), {}, _linear_bytes, _linear_suits)
+LINEAR = Table("skinny linear", _launches(), {}, _linear_bytes, _linear_suits)
 
 
 def attention_chunk(keys: int) -> int:
@@ -131,11 +135,16 @@ def attention_chunk(keys: int) -> int:
     return ceil(keys / ATTENTION_PARTS / 16) * 16
 
 
-def attention_bytes(tokens: int, keys: int) -> int:
-    """Shared memory of one attention program."""
+def attention_bytes(tokens: int, keys: int, overlay: bool) -> int:
+    """Shared memory of one attention program; overlay: the cluster's sums take the place of the keys."""
     chunk, rows = attention_chunk(keys), ceil(tokens / 8) * 8
-    pushed = ATTENTION_PARTS * rows * (32 * 4 + 8)
-    return chunk * (576 + 528) + rows * (chunk + 4) * 4 + pushed + 16 + ceil(chunk / 16) * 16
+    pushed = ATTENTION_PARTS * rows * 32 * 4
+    kept = chunk * (576 + 528) + rows * (576 + 2 * 8 * 4 + ATTENTION_PARTS * 8) + chunk
+    return kept + (0 if overlay else pushed)
+
+
+def _overlays(tokens: int, keys: int, shared_bytes: int) -> bool:
+    return attention_bytes(tokens, keys, False) > shared_bytes
 
 
 def can_attend(q: Tensor, k: Tensor) -> bool:
@@ -144,7 +153,11 @@ def can_attend(q: Tensor, k: Tensor) -> bool:
     if dim != ATTENTION_DIM or q.dtype is not torch.bfloat16 or tokens > MAX_ROWS or attention_chunk(k.shape[1]) > 256:
         return False
     own = limits(q.device)
-    return own.capability >= 90 and attention_bytes(tokens, k.shape[1]) <= own.shared_bytes
+    chunk, rows = attention_chunk(k.shape[1]), ceil(tokens / 8) * 8
+    overlay = _overlays(tokens, k.shape[1], own.shared_bytes)
+    if overlay and ATTENTION_PARTS * rows * 128 > chunk * 576:
+        return False
+    return own.capability >= 90 and attention_bytes(tokens, k.shape[1], overlay) <= own.shared_bytes
 
 
 def can_step(state: Tensor, weight: Tensor) -> bool:
@@ -231,8 +244,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: flo
         out=out.data_ptr(), batch_stride=batch_stride, row_stride=row_stride, tokens=tokens, keys=keys, start=start,
         heads=heads, kv_heads=kv_heads, scale=scale * log2(2.718281828459045),
     )  # fmt: skip
-    defines = {"NT": ceil(tokens / 8), "CHUNK": attention_chunk(keys), "RESIDENT": 1}
-    size = attention_bytes(tokens, keys)
+    overlay = _overlays(tokens, keys, limits(q.device).shared_bytes)
+    defines = {"NT": ceil(tokens / 8), "CHUNK": attention_chunk(keys), "RESIDENT": 1, "OVERLAY": int(overlay)}
+    size = attention_bytes(tokens, keys, overlay)
     grid = batch * heads * ATTENTION_PARTS
     _start("attend", defines, grid, 256, size, ATTENTION_PARTS, arguments, q.device)
     return out

@@ -1,12 +1,17 @@
 // Attention of few query rows over many keys. A cluster of 8 programs serves one head of one batch entry: each takes CHUNK
-// keys, then 32 of the 256 output features. Fixed at compile time: NT (8-token tiles of the query), CHUNK (multiple of 16), RESIDENT.
+// keys, then 32 of the 256 output features. Fixed at compile time: NT (8-token tiles of the query), CHUNK (multiple of 16), RESIDENT,
+// OVERLAY (sums of the cluster land where the keys were: less shared memory, one more wait).
 #define HEAD_DIM 256
 #define PARTS 8
 #define THREADS 256
 #define TOKENS (NT * 8)
 #define K_STRIDE 576  // bytes; two rows a quarter-warp reads fall into different halves of the banks
 #define V_STRIDE 528  // bytes; eight rows that ldmatrix reads fall into different banks
-#define S_STRIDE (CHUNK + 4)
+#define P_STRIDE (CHUNK + 8)  // elements; a warp's reads of weights fall into different banks
+#define WARPS (THREADS / 32)
+#define ROWS ((CHUNK + WARPS - 1) / WARPS)  // key rows that a warp copies, at most 32
+#define KEY_TILES (CHUNK / 16)
+#define EACH ((KEY_TILES + WARPS - 1) / WARPS)  // key tiles of a warp
 #define INFINITY __int_as_float(0x7f800000)
 
 struct Args {
@@ -34,107 +39,117 @@ DEVICE uint4 load_transposed(u32 a) {
   return v;
 }
 
-DEVICE void scores(const Args& p, const bf16* q, const u8* keys, float* s, const u8* valid, int warp, int lane) {
+// s[i][n]: scaled scores of 16 keys (tile warp + i * WARPS) and 8 tokens, -inf where the key is not valid.
+DEVICE void scores(const u8* q, const u8* keys, const u8* valid, float scale, float4 (&s)[EACH][NT], int warp, int lane) {
   const int r = lane >> 2, j = lane & 3;
 #pragma unroll
-  for (int n0 = 0; n0 < NT; n0 += 2) {
-    constexpr int WIDE = NT > 1 ? 2 : 1;
-    uint4 x[8][WIDE];
+  for (int i = 0; i < EACH; ++i) {
+    int tile = warp + i * WARPS;
+    if (tile >= KEY_TILES) break;
+    float4 odd[NT];
 #pragma unroll
-    for (int b = 0; b < 8; ++b) {
+    for (int n = 0; n < NT; ++n) s[i][n] = odd[n] = make_float4(0.f, 0.f, 0.f, 0.f);
+    const u8* at = keys + (tile * 16 + r) * K_STRIDE + j * 16;
 #pragma unroll
-      for (int n = 0; n < WIDE; ++n) {
-        int token = (n0 + n) * 8 + r;
-        x[b][n] = make_uint4(0, 0, 0, 0);
-        if (token < p.tokens) x[b][n] = load_fresh(q + (u64)token * p.heads * HEAD_DIM + b * 32 + j * 8);
+    for (int b = 0; b < HEAD_DIM / 32; ++b) {
+      uint4 lo = load_shared(at + b * 64), hi = load_shared(at + 8 * K_STRIDE + b * 64);
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        uint4 x = load_shared(q + (n * 8 + r) * K_STRIDE + b * 64 + j * 16);
+        mma(s[i][n], make_uint4(lo.x, hi.x, lo.y, hi.y), x.x, x.y);
+        mma(odd[n], make_uint4(lo.z, hi.z, lo.w, hi.w), x.z, x.w);
       }
     }
-    for (int tile = warp; tile < CHUNK / 16; tile += THREADS / 32) {
-      float4 acc[2][WIDE];
+    bool low_key = valid[tile * 16 + r], high_key = valid[tile * 16 + r + 8];
 #pragma unroll
-      for (int n = 0; n < WIDE; ++n) acc[0][n] = acc[1][n] = make_float4(0.f, 0.f, 0.f, 0.f);
-      u32 at = shared_address(keys) + (tile * 16 + r) * K_STRIDE + j * 16;
-#pragma unroll
-      for (int b = 0; b < 8; ++b) {
-        uint4 lo = load_shared(at + b * 64), hi = load_shared(at + 8 * K_STRIDE + b * 64);
-#pragma unroll
-        for (int n = 0; n < WIDE; ++n) {
-          mma(acc[0][n], make_uint4(lo.x, hi.x, lo.y, hi.y), x[b][n].x, x[b][n].y);
-          mma(acc[1][n], make_uint4(lo.z, hi.z, lo.w, hi.w), x[b][n].z, x[b][n].w);
-        }
-      }
-      int key = tile * 16 + r;
-      bool low_key = valid[key], high_key = valid[key + 8];
-#pragma unroll
-      for (int n = 0; n < WIDE; ++n) {
-        if (n0 + n >= NT) break;
-        float* to = s + ((n0 + n) * 8 + j * 2) * S_STRIDE + key;
-        to[0] = low_key ? (acc[0][n].x + acc[1][n].x) * p.scale : -INFINITY;
-        to[S_STRIDE] = low_key ? (acc[0][n].y + acc[1][n].y) * p.scale : -INFINITY;
-        to[8] = high_key ? (acc[0][n].z + acc[1][n].z) * p.scale : -INFINITY;
-        to[S_STRIDE + 8] = high_key ? (acc[0][n].w + acc[1][n].w) * p.scale : -INFINITY;
-      }
+    for (int n = 0; n < NT; ++n) {
+      float4 sum = add(s[i][n], odd[n]);
+      s[i][n] = make_float4(low_key ? sum.x * scale : -INFINITY, low_key ? sum.y * scale : -INFINITY,
+                            high_key ? sum.z * scale : -INFINITY, high_key ? sum.w * scale : -INFINITY);
     }
   }
 }
 
-// One warp a token: exp2(s - max) in bf16 over the row itself; (max, sum) goes to every program of the cluster.
-DEVICE void soften(float* s, u32 extremes, int part, int warp, int lane) {
-  for (int token = warp; token < TOKENS; token += THREADS / 32) {
-    float* row = s + token * S_STRIDE;
-    constexpr int EACH = (CHUNK + 31) / 32;
-    float v[EACH];
-    float top = -INFINITY;
+DEVICE float2 over_rows(float2 v, bool maximum) {  // over the 8 lanes that hold other keys of the same two tokens
+#pragma unroll
+  for (int d = 4; d < 32; d <<= 1) {
+    float a = __shfl_xor_sync(0xffffffffu, v.x, d), b = __shfl_xor_sync(0xffffffffu, v.y, d);
+    v = maximum ? make_float2(fmaxf(v.x, a), fmaxf(v.y, b)) : make_float2(v.x + a, v.y + b);
+  }
+  return v;
+}
+
+// Largest score of each token in this warp's keys.
+DEVICE void warp_maxima(const float4 (&s)[EACH][NT], float* maxima, int warp, int lane) {
+#pragma unroll
+  for (int n = 0; n < NT; ++n) {
+    float2 top = make_float2(-INFINITY, -INFINITY);
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-      v[i] = i * 32 + lane < CHUNK ? row[i * 32 + lane] : -INFINITY;
-      top = fmaxf(top, v[i]);
+      if (warp + i * WARPS >= KEY_TILES) break;
+      top = make_float2(fmaxf(top.x, fmaxf(s[i][n].x, s[i][n].z)), fmaxf(top.y, fmaxf(s[i][n].y, s[i][n].w)));
     }
+    top = over_rows(top, true);
+    if (lane < 4) *(float2*)(maxima + warp * TOKENS + n * 8 + lane * 2) = top;
+  }
+}
+
+// Weights exp2(s - largest of the program) in bf16, and each warp's sums of them.
+DEVICE void soften(const float4 (&s)[EACH][NT], const float* maxima, float* sums, bf16* weights, int warp, int lane) {
+  const int r = lane >> 2, j = lane & 3;
 #pragma unroll
-    for (int d = 16; d > 0; d >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, d));
-    float sum = 0.f;
+  for (int n = 0; n < NT; ++n) {
+    float2 top = make_float2(-INFINITY, -INFINITY), sum = make_float2(0.f, 0.f);
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) {
+      float2 m = *(const float2*)(maxima + w * TOKENS + n * 8 + j * 2);
+      top = make_float2(fmaxf(top.x, m.x), fmaxf(top.y, m.y));
+    }
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-      v[i] = v[i] == -INFINITY ? 0.f : exp2f(v[i] - top);
-      sum += v[i];
+      int tile = warp + i * WARPS;
+      if (tile >= KEY_TILES) break;
+      float4 e = make_float4(exp2f(s[i][n].x - top.x), exp2f(s[i][n].y - top.y), exp2f(s[i][n].z - top.x),
+                             exp2f(s[i][n].w - top.y));
+      sum = make_float2(sum.x + e.x + e.z, sum.y + e.y + e.w);
+      u32 low_key = pack2(e.x, e.y), high_key = pack2(e.z, e.w);
+      bf16* to = weights + (n * 8 + j * 2) * P_STRIDE + tile * 16 + r;
+      to[0] = (bf16)low_key;
+      to[P_STRIDE] = (bf16)(low_key >> 16);
+      to[8] = (bf16)high_key;
+      to[P_STRIDE + 8] = (bf16)(high_key >> 16);
     }
-#pragma unroll
-    for (int d = 16; d > 0; d >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < EACH; ++i)
-      if (i * 32 + lane < CHUNK) ((bf16*)row)[i * 32 + lane] = (bf16)(pack2(v[i], 0.f) & 0xffffu);
-    if (lane < PARTS)
-      store_peer(peer_address(extremes + (part * TOKENS + token) * 8, lane), make_float2(top, sum));
+    sum = over_rows(sum, false);
+    if (lane < 4) *(float2*)(sums + warp * TOKENS + n * 8 + lane * 2) = sum;
   }
 }
 
 // out^T[32 features of this warp x tokens], unnormalised, straight into the program that finishes these features.
-DEVICE void mix(const u8* values, const float* s, u32 pushed, int part, int warp, int lane) {
+DEVICE void mix(const u8* values, const bf16* weights, u32 pushed, u32 bar, int part, int warp, int lane) {
   const int r = lane >> 2, j = lane & 3;
   float4 acc[2][NT];
 #pragma unroll
   for (int n = 0; n < NT; ++n) acc[0][n] = acc[1][n] = make_float4(0.f, 0.f, 0.f, 0.f);
   u32 at = shared_address(values) + ((lane >> 4) * 8 + (lane & 7)) * V_STRIDE + (warp * 32 + ((lane >> 3) & 1) * 8) * 2;
-#pragma unroll 2
+#pragma unroll
   for (int k = 0; k < CHUNK; k += 16) {
     uint4 a0 = load_transposed(at + k * V_STRIDE), a1 = load_transposed(at + k * V_STRIDE + 32);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
-      const u32* b = (const u32*)(s + (n * 8 + r) * S_STRIDE) + k / 2 + j;
+      const u32* b = (const u32*)(weights + (n * 8 + r) * P_STRIDE + k) + j;
       mma(acc[0][n], a0, b[0], b[4]);
       mma(acc[1][n], a1, b[0], b[4]);
     }
   }
-  u32 to = peer_address(pushed + part * TOKENS * 128, warp);
+  u32 to = peer_address(pushed + part * TOKENS * 128, warp), there = peer_address(bar, warp);
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       float2 a = two_features(acc[m][n].x, acc[m][n].y, r & 1), b = two_features(acc[m][n].z, acc[m][n].w, r & 1);
       u32 row = to + (n * 8 + j * 2 + (r & 1)) * 128 + (m * 16 + (r & ~1)) * 4;
-      store_peer(row, a);
-      store_peer(row + 32, b);
+      push(row, a, there);
+      push(row + 32, b, there);
     }
   }
 }
@@ -143,86 +158,121 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attend(const __g
   extern __shared__ __align__(128) u8 memory[];
   u8* keys = memory;
   u8* values = keys + CHUNK * K_STRIDE;
-  float* s = (float*)(values + CHUNK * V_STRIDE);
-  float* pushed = s + TOKENS * S_STRIDE;                      // [PARTS][TOKENS][32] from the cluster
-  float2* extremes = (float2*)(pushed + PARTS * TOKENS * 32);  // [PARTS][TOKENS] max and sum
-  u8* barriers = (u8*)(extremes + PARTS * TOKENS);
-  u8* valid = barriers + 16;
+  u8* q = values + CHUNK * V_STRIDE;
+  bf16* weights = (bf16*)q;  // once the scores are known, q is not read any more
+  float* maxima = (float*)(q + TOKENS * K_STRIDE);  // [WARPS][TOKENS]
+  float* sums = maxima + WARPS * TOKENS;
+  float2* extremes = (float2*)(sums + WARPS * TOKENS);  // [PARTS][TOKENS] max and sum, from the cluster
+  u8* valid = (u8*)(extremes + PARTS * TOKENS);
+  float* pushed = (float*)(OVERLAY ? keys : valid + CHUNK);  // [PARTS][TOKENS][32] from the cluster
+  __shared__ u64 barrier;
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
   const int part = (int)cluster_rank(), group = blockIdx.x / PARTS;
   const int head = group % p.heads, batch = group / p.heads;
-  const int key0 = part * CHUNK, key = key0 + tid;
+  const int key0 = part * CHUNK;
   const u64 offset = (u64)batch * p.batch_stride + (u64)(head / (p.heads / p.kv_heads)) * HEAD_DIM;
-  const u32 k_bar = shared_address(barriers), v_bar = k_bar + 8;
+  const u32 bar = shared_address(&barrier);
 
+  STAMP(0);
   release_successor();
   if (tid == 0) {
-    barrier_init(k_bar, CHUNK);
-    barrier_init(v_bar, CHUNK);
+    barrier_init(bar, 1);
     barrier_init_fence();
+    barrier_expect(bar, PARTS * TOKENS * (128 + 8));
   }
-  bool mine = tid < CHUNK && key < p.keys && (!p.key_valid || __ldg(p.key_valid + (u64)batch * p.keys + key));
-  if (tid < CHUNK) valid[tid] = mine;
-  bool any = __syncthreads_or(mine);
-  if (tid < CHUNK) {
-    u32 k_row = shared_address(keys) + tid * K_STRIDE, v_row = shared_address(values) + tid * V_STRIDE;
-    if (mine && key < p.start) {
-      barrier_expect(k_bar, HEAD_DIM * 2);
-      bulk_copy(k_row, p.k + offset + (u64)key * p.row_stride, HEAD_DIM * 2, k_bar);
-      barrier_expect(v_bar, HEAD_DIM * 2);
-      bulk_copy(v_row, p.v + offset + (u64)key * p.row_stride, HEAD_DIM * 2, v_bar);
-    } else {
-      barrier_arrive(k_bar);
-      barrier_arrive(v_bar);
-      if (!mine && any) {  // whatever lies there times a weight of 0 must be 0
-        for (int i = 0; i < HEAD_DIM * 2; i += 16) {
-          *(uint4*)(keys + tid * K_STRIDE + i) = make_uint4(0, 0, 0, 0);
-          *(uint4*)(values + tid * V_STRIDE + i) = make_uint4(0, 0, 0, 0);
-        }
-      }
-    }
+  __syncthreads();
+  if (!OVERLAY) cluster_arrive();  // this program's barrier exists
+  // A warp a row, 16 bytes a lane. Rows that are not valid become zeros: 0 times what may lie there must be 0.
+  u32 mine = 0;
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    int row = warp + i * WARPS, key = key0 + row;
+    if (row < CHUNK && key < p.keys && (!p.key_valid || __ldg(p.key_valid + (u64)batch * p.keys + key))) mine |= 1u << i;
   }
-  cluster_arrive();
-  cluster_wait();
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    int row = warp + i * WARPS;
+    if (row >= CHUNK) break;
+    bool is_valid = mine >> i & 1;
+    if (lane == 0) valid[row] = is_valid;
+    if (is_valid && key0 + row >= p.start) continue;
+    u64 from = is_valid ? offset + (u64)(key0 + row) * p.row_stride + lane * 8 : 0;
+    copy16(shared_address(keys) + row * K_STRIDE + lane * 16, p.k + from, is_valid ? 16 : 0);
+    copy16(shared_address(values) + row * V_STRIDE + lane * 16, p.v + from, is_valid ? 16 : 0);
+  }
+  STAMP(1);
   wait_for_producer();
+  STAMP(2);
 
+  const bf16* query = p.q + (u64)batch * p.tokens * p.heads * HEAD_DIM + head * HEAD_DIM;
+  for (int i = tid; i < TOKENS * 32; i += THREADS) {
+    int token = i / 32;
+    copy16(shared_address(q) + token * K_STRIDE + i % 32 * 16, query + (u64)min(token, p.tokens - 1) * p.heads * HEAD_DIM + i % 32 * 8,
+           token < p.tokens ? 16 : 0);
+  }
   const int fresh = max(p.start - key0, 0), end = min(CHUNK, p.keys - key0);
   for (int i = fresh * 64 + tid; i < end * 64; i += THREADS) {  // 32 pieces of a key row, 32 of a value row
     int row = i / 64, piece = i % 32;
-    if (!valid[row]) continue;
-    bool is_key = i % 64 < 32;
-    uint4 w = load_fresh((is_key ? p.k : p.v) + offset + (u64)(key0 + row) * p.row_stride + piece * 8);
-    *(uint4*)(is_key ? keys + row * K_STRIDE + piece * 16 : values + row * V_STRIDE + piece * 16) = w;
+    if (p.key_valid && !__ldg(p.key_valid + (u64)batch * p.keys + key0 + row)) continue;
+    u64 from = offset + (u64)(key0 + row) * p.row_stride + piece * 8;
+    if (i % 64 < 32) {
+      copy16(shared_address(keys) + row * K_STRIDE + piece * 16, p.k + from, 16);
+    } else {
+      copy16(shared_address(values) + row * V_STRIDE + piece * 16, p.v + from, 16);
+    }
   }
-  __syncthreads();
+  copies_wait();
+  const bool any = __syncthreads_or(mine != 0);
+  STAMP(3);
+  float4 s[EACH][NT];
   if (any) {
-    barrier_wait(k_bar, 0);
-    scores(p, p.q + (u64)batch * p.tokens * p.heads * HEAD_DIM + head * HEAD_DIM, keys, s, valid, warp, lane);
+    scores(q, keys, valid, p.scale, s, warp, lane);
+    warp_maxima(s, maxima, warp, lane);
     __syncthreads();
-    soften(s, shared_address(extremes), part, warp, lane);
+    STAMP(4);
+    soften(s, maxima, sums, weights, warp, lane);
     __syncthreads();
-    barrier_wait(v_bar, 0);
-    mix(values, s, shared_address(pushed), part, warp, lane);
-  } else {
-    for (int i = tid; i < TOKENS * PARTS; i += THREADS)
-      store_peer(peer_address(shared_address(extremes + part * TOKENS + i / PARTS), i % PARTS), make_float2(-INFINITY, 0.f));
+    STAMP(5);
   }
-  cluster_arrive();
+  if (OVERLAY) cluster_arrive();  // and nothing of its keys is needed
   cluster_wait();
+  for (int i = tid; i < TOKENS * PARTS; i += THREADS) {
+    int token = i / PARTS, peer = i % PARTS;
+    float2 e = make_float2(-INFINITY, 0.f);
+    if (any) {
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) {
+        e.x = fmaxf(e.x, maxima[w * TOKENS + token]);
+        e.y += sums[w * TOKENS + token];
+      }
+    }
+    push(peer_address(shared_address(extremes + part * TOKENS + token), peer), e, peer_address(bar, peer));
+  }
+  if (any) {
+    mix(values, weights, shared_address(pushed), bar, part, warp, lane);
+  } else {
+    for (int i = tid; i < TOKENS * 16 * PARTS; i += THREADS)
+      push(peer_address(shared_address(pushed + part * TOKENS * 32) + i / PARTS * 8, i % PARTS), make_float2(0.f, 0.f),
+           peer_address(bar, i % PARTS));
+  }
+  STAMP(6);
+  barrier_wait(bar, 0);
+  STAMP(7);
   delay_stores();
   for (int i = tid; i < p.tokens * 16; i += THREADS) {
     int token = i / 16, pair = i % 16;
     float top = -INFINITY, total = 0.f;
-    float2 sum = make_float2(0.f, 0.f);
-#pragma unroll
-    for (int c = 0; c < PARTS; ++c) top = fmaxf(top, extremes[c * TOKENS + token].x);
+    float2 sum = make_float2(0.f, 0.f), e[PARTS];
 #pragma unroll
     for (int c = 0; c < PARTS; ++c) {
-      float2 e = extremes[c * TOKENS + token];
-      if (e.x == -INFINITY) continue;
-      float weight = exp2f(e.x - top);
+      e[c] = extremes[c * TOKENS + token];
+      top = fmaxf(top, e[c].x);
+    }
+#pragma unroll
+    for (int c = 0; c < PARTS; ++c) {
+      float weight = e[c].x == -INFINITY ? 0.f : exp2f(e[c].x - top);
       float2 v = *(const float2*)(pushed + (c * TOKENS + token) * 32 + pair * 2);
-      total += e.y * weight;
+      total += e[c].y * weight;
       sum.x += v.x * weight;
       sum.y += v.y * weight;
     }
@@ -230,4 +280,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attend(const __g
     bf16* to = p.out + ((u64)(batch * p.tokens + token) * p.heads + head) * HEAD_DIM + part * 32 + pair * 2;
     *(u32*)to = pack2(sum.x * inverse, sum.y * inverse);
   }
+  STAMP(8);
 }

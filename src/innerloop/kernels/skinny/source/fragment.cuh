@@ -25,6 +25,18 @@ DEVICE void delay_stores() {
 #endif
 }
 
+#ifdef TIMELINE  // address of u64 [programs][16]: multiprocessor, then clocks; only a measurement compiles this in
+#define STAMP(i)                                                                              \
+  if (threadIdx.x == 0) {                                                                     \
+    u32 sm;                                                                                   \
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));                                           \
+    ((volatile u64*)TIMELINE)[blockIdx.x * 16] = sm;                                          \
+    ((volatile u64*)TIMELINE)[blockIdx.x * 16 + 1 + i] = clock64();                           \
+  }
+#else
+#define STAMP(i)
+#endif
+
 // ---- barriers and bulk copies ------------------------------------------------------------------------------------
 DEVICE void barrier_init(u32 bar, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
@@ -63,6 +75,12 @@ DEVICE void bulk_copy(u32 to, const void* from, u32 bytes, u32 bar) {
                : "memory");
 }
 
+// 16 bytes into shared memory behind the program's back; zeros where `bytes` is 0.
+DEVICE void copy16(u32 to, const void* from, u32 bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+DEVICE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // ---- clusters ----------------------------------------------------------------------------------------------------
 DEVICE u32 cluster_rank() {
   u32 r;
@@ -76,11 +94,15 @@ DEVICE u32 peer_address(u32 address, u32 rank) {
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(address), "r"(rank));
   return a;
 }
-DEVICE void store_peer(u32 address, float2 v) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
+// Stores into another program of the cluster; each counts its bytes on a barrier there.
+DEVICE void push(u32 address, float2 v, u32 bar) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address), "f"(v.x),
+               "f"(v.y), "r"(bar)
+               : "memory");
 }
-DEVICE void store_peer(u32 address, float4 v) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+DEVICE void push(u32 address, float4 v, u32 bar) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+               "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar)
                : "memory");
 }
 
@@ -91,6 +113,17 @@ DEVICE u32 pack2(float lo, float hi) {
   u32 d;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
   return d;
+}
+// The same by another instruction: the compiler does not then keep the first results, which are twice as large.
+DEVICE float low_again(u32 pair) {
+  u32 d;
+  asm("prmt.b32 %0, %1, 0, 0x1044;" : "=r"(d) : "r"(pair));
+  return __uint_as_float(d);
+}
+DEVICE float high_again(u32 pair) {
+  u32 d;
+  asm("prmt.b32 %0, %1, 0, 0x3244;" : "=r"(d) : "r"(pair));
+  return __uint_as_float(d);
 }
 DEVICE float modulation(const void* table, int i) {
 #if MODULATION_FLOAT
@@ -110,16 +143,13 @@ DEVICE u32 load_fresh_word(const void* p) {
   asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-DEVICE uint4 load_shared(u32 a) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(a) : "memory");
-  return v;
-}
+DEVICE uint4 load_shared(const u8* p) { return *(const uint4*)p; }
+DEVICE float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
 // ---- matrix fragments --------------------------------------------------------------------------------------------
 // c[16 rows x 8 tokens] += a[16 x 16] b[16 x 8]. Weights are the left operand; tokens are the columns.
 DEVICE void mma(float4& c, uint4 a, u32 b0, u32 b1) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c.x), "+f"(c.y), "+f"(c.z), "+f"(c.w)
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));

@@ -130,23 +130,27 @@ DEVICE void normalize(const Args& p, uint4 (&x)[BLOCKS][NT], float* squares, con
     if (j == 0) squares[(nt * 8 + r) * WARPS + warp] = s;
   }
   __syncthreads();
+  float inverse[NT];
 #pragma unroll
   for (int nt = 0; nt < NT; ++nt) {
     float s = 0.f;
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) s += squares[(nt * 8 + r) * WARPS + w];
-    float inverse = rsqrtf(s * (1.0f / K) + p.eps);
+    inverse[nt] = rsqrtf(s * (1.0f / K) + p.eps);
+  }
 #pragma unroll
-    for (int b = 0; b < BLOCKS; ++b) {
-      const float* at = table + (warp * BLOCKS + b) * 32 + j * 8;
-      u32 w[4] = {x[b][nt].x, x[b][nt].y, x[b][nt].z, x[b][nt].w};
+  for (int b = 0; b < BLOCKS; ++b) {
+    const float4* at = (const float4*)(table + (warp * BLOCKS + b) * 32 + j * 8);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float lo = low(w[i]) * inverse * at[2 * i] + at[K + 2 * i];
-        float hi = high(w[i]) * inverse * at[2 * i + 1] + at[K + 2 * i + 1];
-        w[i] = pack2(lo, hi);
+    for (int half = 0; half < 2; ++half) {
+      float4 scale = at[half], shift = at[K / 4 + half];
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) {
+        u32& first = half ? x[b][nt].z : x[b][nt].x;
+        u32& second = half ? x[b][nt].w : x[b][nt].y;
+        first = pack2(low_again(first) * inverse[nt] * scale.x + shift.x, high_again(first) * inverse[nt] * scale.y + shift.y);
+        second = pack2(low_again(second) * inverse[nt] * scale.z + shift.z, high_again(second) * inverse[nt] * scale.w + shift.w);
       }
-      x[b][nt] = make_uint4(w[0], w[1], w[2], w[3]);
     }
   }
 }
@@ -160,14 +164,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
   u8* spare = barriers + 128;  // partial sums when weights must outlive a pass
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
   const int rank = SPLIT > 1 ? (int)cluster_rank() : 0;
+  const u32 arrived = shared_address(barriers) + TILES * 8;  // the sums of the cluster's other programs
   const int tile0 = blockIdx.x / SPLIT * TILES;
 
+  STAMP(0);
   release_successor();
   if (tid == 0) {
     u64 policy = read_once_policy();
 #pragma unroll
     for (int t = 0; t < TILES; ++t) barrier_init(shared_address(barriers) + t * 8, 1);
+    for (int g = 0; SPLIT > 1 && g < p.groups; ++g) barrier_init(arrived + g * 8, 1);
     barrier_init_fence();
+    for (int g = 0; SPLIT > 1 && rank == 0 && g < p.groups; ++g) barrier_expect(arrived + g * 8, (SPLIT - 1) * ITEMS * 16);
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
       u32 bar = shared_address(barriers) + t * 8;
@@ -183,11 +191,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
   }
 #endif
   __syncthreads();
-  if (SPLIT > 1) {
-    cluster_arrive();
-    cluster_wait();
-  }
+  if (SPLIT > 1) cluster_arrive();  // this program's barriers exist
+  STAMP(1);
   wait_for_producer();
+  STAMP(2);
 
   const int r = lane >> 2, j = lane & 3;
   for (int g = 0; g < p.groups; ++g) {
@@ -204,9 +211,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
     }
     Extra extra;
     if (tid < ITEMS && rank == 0) extra = load_extra(p, tile0 + tid / (NT * 32), g * TOKENS + (tid / 32 % NT) * 8 + j * 2, lane);
+    if (x[0][0].x == 0x12345678u) STAMP(8);
+    STAMP(3);
 #if HAS_NORM
     normalize(p, x, squares, table, warp, lane);
 #endif
+    STAMP(4);
     const bool reuse = p.groups == 1;  // a warp's own weights are dead once it has multiplied by them
     const u32 tile_stride = reuse ? TILE_BYTES : NT * 512;
     const u32 warp_stride = reuse ? BLOCKS * 1024 : TILES * NT * 512;
@@ -217,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) acc[nt] = make_float4(0.f, 0.f, 0.f, 0.f);
       barrier_wait(shared_address(barriers) + t * 8, 0);
-      u32 at = shared_address(memory) + t * TILE_BYTES + warp * BLOCKS * 1024 + lane * 16;
+      const u8* at = memory + t * TILE_BYTES + warp * BLOCKS * 1024 + lane * 16;
 #pragma unroll
       for (int b = 0; b < BLOCKS; ++b) {
         uint4 a0 = load_shared(at + b * 1024), a1 = load_shared(at + b * 1024 + 512);
@@ -230,8 +240,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
       for (int nt = 0; nt < NT; ++nt)
         *(float4*)(sums + warp * warp_stride + t * tile_stride + nt * 512 + lane * 16) = acc[nt];
     }
+    STAMP(5);
     __syncthreads();
+    STAMP(6);
     delay_stores();
+    if (SPLIT > 1 && g == 0) cluster_wait();
     float4 total[(ITEMS + THREADS - 1) / THREADS];
 #pragma unroll
     for (int n = 0; n < (ITEMS + THREADS - 1) / THREADS; ++n) {
@@ -246,12 +259,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
       }
       total[n] = s;
       if (SPLIT > 1 && rank > 0)
-        store_peer(peer_address(shared_address(gathered) + ((g * (SPLIT - 1) + rank - 1) * ITEMS + item) * 16, 0), s);
+        push(peer_address(shared_address(gathered) + ((g * (SPLIT - 1) + rank - 1) * ITEMS + item) * 16, 0), s,
+             peer_address(arrived + g * 8, 0));
     }
-    if (SPLIT > 1) {
-      cluster_arrive();
-      cluster_wait();
-    }
+    if (SPLIT > 1 && rank == 0) barrier_wait(arrived + g * 8, 0);
 #pragma unroll
     for (int n = 0; n < (ITEMS + THREADS - 1) / THREADS; ++n) {
       int item = tid + n * THREADS;
@@ -265,6 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
       if (n > 0) extra = load_extra(p, tile0 + item / (NT * 32), g * TOKENS + (item / 32 % NT) * 8 + j * 2, lane);
       finish(p, tile0 + item / (NT * 32), g * TOKENS + (item / 32 % NT) * 8 + j * 2, lane, s, extra);
     }
+    STAMP(7);
     if (!HAS_NORM && g + 1 < p.groups) __syncthreads();
   }
 }
