@@ -9,14 +9,17 @@ import argparse
 import ctypes
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.dlpack
 
 import innerloop
 from innerloop.runtime.export import Export
+
+Value = np.ndarray | Sequence[np.ndarray]
 
 
 class Host:
@@ -33,20 +36,27 @@ class Host:
     def window(self, name: str) -> Any:
         """A buffer as an array of this process: by address on a CPU, through DLPack on a GPU."""
         if self.cuda:
-            return torch.from_dlpack(self.lent[name])
+            return torch.utils.dlpack.from_dlpack(self.lent[name])
         buffer = self.buffers[name]
         memory = (ctypes.c_uint8 * buffer["bytes"]).from_address(buffer["address"])
         return np.frombuffer(memory, buffer["dtype"]).reshape(buffer["shape"])
 
-    def write(self, name: str, value: np.ndarray) -> None:
-        """Copies a value into a window; the last axis may be shorter than the window's."""
-        window = self.window(name)[..., : value.shape[-1]]
+    def write(self, name: str, value: Value) -> None:
+        """Copies a value into a window, row by row where rows differ in length; rows may be shorter than the window's."""
+        window = self.window(name)
+        if isinstance(value, np.ndarray):
+            self._copy(window[..., : value.shape[-1]], value)
+            return
+        for row, part in zip(window.reshape(len(value), -1), value, strict=True):
+            self._copy(row[: part.size], part)
+
+    def _copy(self, window: Any, value: np.ndarray) -> None:
         if self.cuda:
             window.copy_(torch.from_numpy(value))
         else:
             window[...] = value
 
-    def decide(self, inputs: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
+    def decide(self, inputs: Mapping[str, Value]) -> tuple[dict[str, np.ndarray], list[str]]:
         """Writes the inputs, runs what they reach, and returns every output and the graphs that ran."""
         for name, value in inputs.items():
             self.write(name, value)
@@ -82,7 +92,7 @@ def main() -> None:
         host = Host(export, capacity)
         for turn in range(options.decisions):
             started = time.perf_counter()
-            noise = policy.noise(None, turn)
+            noise = policy.processor.noise(seed=turn)
             outputs, ran = host.decide({**inputs, "noise": noise} if turn == 0 else {"noise": noise})
             spent = 1e3 * (time.perf_counter() - started)
             print(f"{spent:8.2f} ms  {', '.join(ran)}  first action {outputs['actions'][0, 0, :3]}")

@@ -52,6 +52,11 @@ class DeviceThread:
         result: T = value
         return result
 
+    def settle(self) -> None:
+        """Waits for all work on the device, on whatever stream it was started."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def _work(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)

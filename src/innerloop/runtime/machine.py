@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from innerloop.runtime.session import Session, SessionError, Sessions
 from innerloop.runtime.tick import Tick
 from innerloop.runtime.windows import Value, Windows
 
+T = TypeVar("T")
 Inputs = Mapping[str, Value]
 
 
@@ -150,6 +152,7 @@ class Machine:
         def lend() -> exports.Export:
             self._refuse_if_lent()
             self._sessions.release()
+            self._thread.settle()
             self._lent = True
             names = self._programs.names
             described = exports.manifest(self.plans, self._arena, self._refresh, self._programs, self._fingerprint)
@@ -157,6 +160,10 @@ class Machine:
             return exports.Export(described, dict(self._arena.tensors), graphs, self._take_back)
 
         return self._thread.call(lend)
+
+    def on_device(self, function: Callable[[], T]) -> T:
+        """Runs a function between two decisions on the thread that owns the device, and returns its answer."""
+        return self._thread.call(function)
 
     def account(self) -> dict[str, int]:
         """Bytes: buffers by region, and copies of sessions' and capsules' state on the device and in host memory."""
@@ -176,6 +183,7 @@ class Machine:
             self._thread.call(free)
 
     def _make(self, captured: bool, samples: Mapping[int, Inputs] | None, sessions: int, resident: int) -> None:
+        self._thread.settle()  # the caller wrote the weights on a stream of its own
         clock = [time.perf_counter()]
         self._arena = Arena(self._list, self._thread.device)
         self._refresh = Refresh(self._list, self._arena.layout, merge=True, prepared=False)
@@ -218,6 +226,7 @@ class Machine:
 
     def _take_back(self) -> None:
         def back() -> None:
+            self._thread.settle()
             self._lent = False
             self._refresh.forget()
             self._prepare()  # the host may have written there too

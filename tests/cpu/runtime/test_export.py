@@ -71,3 +71,13 @@ def test_dlpack_shares_memory(machine):
         view = np.from_dlpack(export.windows["noise"])
         export.windows["noise"].fill_(3)
         assert (view == 3).all()
+
+
+def test_the_example_drives_a_checkpoint(example, monkeypatch, capsys):
+    checkpoint = EXAMPLE.parent / "checkpoints" / "tiny-pi05"
+    monkeypatch.setattr("sys.argv", ["host_loop.py", str(checkpoint), "--decisions", "3", "--device", "cpu"])
+    example.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert "vision" in lines[0]
+    assert "vision" not in lines[1]
