@@ -17,7 +17,10 @@ class FigureRefused(InnerloopError):
 
 @dataclass(frozen=True)
 class Limit:
-    """The least cosine and the largest absolute difference, on normalised actions."""
+    """The least cosine and the largest difference, on normalised actions.
+
+    max_abs is of the largest action, where that is above one: random weights give actions of any size.
+    """
 
     cosine: float
     max_abs: float
@@ -34,14 +37,15 @@ LOOSEST = Limit(cosine=0.99, max_abs=0.25)  # four bits
 
 @dataclass(frozen=True)
 class Agreement:
-    """Worst cosine and worst absolute difference over several chunks."""
+    """Worst cosine and worst absolute difference over several chunks, and the largest action of the other side."""
 
     cosine: float
     max_abs: float
+    largest: float
 
     def flat(self) -> dict[str, float]:
         """For records."""
-        return {"cosine": self.cosine, "max_abs": self.max_abs}
+        return {"cosine": self.cosine, "max_abs": self.max_abs, "largest": self.largest}
 
 
 def compare(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Agreement:
@@ -59,7 +63,7 @@ def compare(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Agreeme
         length = float(np.linalg.norm(left) * np.linalg.norm(right))
         cosines.append(float(left @ right) / length if length else float(np.array_equal(left, right)))
         differences.append(float(np.abs(left - right).max()))
-    worst = Agreement(min(cosines), max(differences))
+    worst = Agreement(min(cosines), max(differences), max(float(np.abs(chunk).max()) for chunk in theirs))
     if not np.isfinite([worst.cosine, worst.max_abs]).all():
         raise FigureRefused("a chunk holds NaN or infinity; run parity to find the stage it comes from")
     return worst
@@ -67,8 +71,9 @@ def compare(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Agreeme
 
 def require(name: str, found: Agreement, limit: Limit) -> None:
     """Raises FigureRefused where the agreement with `name` is below the limit."""
-    if found.cosine < limit.cosine or found.max_abs > limit.max_abs:
+    most = limit.max_abs * max(1.0, found.largest)
+    if found.cosine < limit.cosine or found.max_abs > most:
         raise FigureRefused(
             f"actions differ from {name}: cosine {found.cosine:.6f} (at least {limit.cosine}), "
-            f"max abs {found.max_abs:.2e} (at most {limit.max_abs}); run parity to find the first stage that differs"
+            f"max abs {found.max_abs:.2e} (at most {most:.2e}); run parity to find the first stage that differs"
         )

@@ -75,6 +75,8 @@ def bench(subject: Subject, workload: Workload, run: Run, against: Sequence[Refe
     facts, prepared = subject.facts, first(subject, workload)
     return LatencyRecord(
         **origin(subject, workload, run.command, clocks),
+        kernels=facts.kernels,
+        memory_bytes=facts.memory,
         batch=facts.batch,
         views=facts.views,
         frames=frames_of(workload),

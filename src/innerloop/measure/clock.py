@@ -37,12 +37,18 @@ class Wire(Protocol):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a record says of a policy. weights: "random" or a digest. precision names a matrix rate of the ceilings."""
+    """What a record says of a policy.
+
+    weights: "random" or a digest. precision names a matrix rate of the ceilings. kernels: what really runs.
+    memory: bytes on the device, planned.
+    """
 
     policy: str
     weights: str
     dtype: str
     precision: str
+    kernels: str
+    memory: int
     fingerprint: str
     batch: int
     views: int

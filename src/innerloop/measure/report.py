@@ -63,14 +63,21 @@ def write_between_markers(path: Path, text: str) -> None:
 def latency_table(records: Sequence[LatencyRecord]) -> str:
     """One row a record: the whole call, its launches, host share, and who it was compared with."""
     names = list(dict.fromkeys(name for record in records for name in record.against))
-    head = ["policy", "device", "precision", "cameras", "prompt", "chunk", "steps", "batch"]
-    head += ["p50 ms", "p95", "p99", "max", "kernels", "host"]
+    head = ["policy", "device", "precision", "kernels", "cameras", "prompt", "chunk", "steps", "batch"]
+    head += ["p50 ms", "p95", "p99", "max", "launches", "host", "GB"]
     head += [cell for name in names for cell in (f"{name} ms", "times", "cosine")]
     rows = []
     for r in records:
-        row = [r.policy, r.device, r.precision, f"{r.views} x {r.frames}", f"{r.prompt_tokens} of {r.prompt_capacity}"]
+        row = [
+            r.policy,
+            r.device,
+            r.precision,
+            r.kernels,
+            f"{r.views} x {r.frames}",
+            f"{r.prompt_tokens} of {r.prompt_capacity}",
+        ]
         row += [str(r.chunk), str(r.steps), str(r.batch), f"**{r.p50_ms:.2f}**", f"{r.p95_ms:.2f}", f"{r.p99_ms:.2f}"]
-        row += [f"{r.max_ms:.2f}", f"{r.launches:,}", f"{r.host_share:.0%}"]
+        row += [f"{r.max_ms:.2f}", f"{r.launches:,}", f"{r.host_share:.0%}", number(r.memory_bytes / 1e9)]
         for name in names:
             row += _against(r, name)
         rows.append(row)
@@ -79,7 +86,7 @@ def latency_table(records: Sequence[LatencyRecord]) -> str:
 
 def stage_table(records: Sequence[LatencyRecord]) -> str:
     """Seven rows a record: p50, p99, launches, work, bound, and the share of the measured roof."""
-    head = ["policy", "stage", "p50 ms", "p99", "jitter", "kernels", "GFLOP", "MB", "bound", "floor ms", "of roof"]
+    head = ["policy", "stage", "p50 ms", "p99", "jitter", "launches", "GFLOP", "MB", "bound", "floor ms", "of roof"]
     rows = []
     for r in records:
         for name in SEVEN:
@@ -94,7 +101,7 @@ def stage_table(records: Sequence[LatencyRecord]) -> str:
 
 def ladder_table(records: Sequence[LadderRecord]) -> str:
     """One row a rung."""
-    head = ["policy", "rung", "p50 ms", "p99", "kernels", "saved ms", "share of saving", "cosine", "max abs"]
+    head = ["policy", "rung", "p50 ms", "p99", "launches", "saved ms", "share of saving", "cosine", "max abs"]
     rows = []
     for r in records:
         for rung in r.rungs:

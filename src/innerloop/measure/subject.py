@@ -20,6 +20,7 @@ from innerloop.runtime.interpret import Interpreter
 from innerloop.runtime.machine import Decision
 
 SESSION = "measure"
+COPY_IN = "copy_in"  # the key under which a profiled decision times its inputs' way to the device
 OBSERVATIONS = 8  # different ones, in turn: every decision has new frames, state and noise
 
 
@@ -51,6 +52,8 @@ class PolicySubject:
             weights="random" if self._random or policy.account is None else policy.account.digest,
             dtype=next(name for name, dtype in DTYPES.items() if dtype is placement.dtype),
             precision=placement.precision,
+            kernels=policy.kernels,
+            memory=policy.memory.total,
             fingerprint=policy.fingerprint,
             batch=placement.batch,
             views=len(policy.config.cameras),
@@ -143,10 +146,10 @@ def _tokens(policy: LoadedPolicy, observation: Mapping[str, Any]) -> int:
 
 def _profiled(decision: Decision) -> Profiled:
     stages = _stage_times(decision.timing)
-    copies = decision.timing["run"] - sum(stages.values())
+    copies = decision.timing.get(COPY_IN, decision.timing["run"] - sum(stages.values()))
     return Profiled(decision.outputs, copies, stages)
 
 
 def _stage_times(timing: Mapping[str, float]) -> dict[str, float]:
     """Milliseconds by stage; programs are named plan/stage where capacities differ, and a+b where stages were merged."""
-    return {name.rpartition("/")[2]: ms for name, ms in timing.items() if name != "run"}
+    return {name.rpartition("/")[2]: ms for name, ms in timing.items() if name not in ("run", COPY_IN)}

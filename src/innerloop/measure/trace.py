@@ -48,7 +48,9 @@ def launches_by_graph(events: Sequence[Event], graphs: Sequence[str]) -> dict[st
 
     Raises InnerloopError when the launches are not a whole number of decisions.
     """
-    launches = [e for e in events if e.get("name") == "cudaGraphLaunch" and "correlation" in e.get("args", {})]
+    launches = [
+        e for e in events if str(e.get("name")).startswith("cudaGraphLaunch") and "correlation" in e.get("args", {})
+    ]
     launches.sort(key=lambda event: float(event["ts"]))
     if not launches or len(launches) % len(graphs):
         raise InnerloopError(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from conftest import ToySubject
+from toy_policy import ToySubject
 
 from innerloop.measure.agreement import FigureRefused
 from innerloop.measure.bench import Run, bench

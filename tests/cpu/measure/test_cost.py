@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from conftest import HIDDEN, toy_plan
+from toy_policy import HIDDEN, toy_plan
 
 from innerloop.measure.cost import CostRecorder, stage_costs
 

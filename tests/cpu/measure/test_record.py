@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import make_records
+from toy_policy import make_records
 
 from innerloop.measure.record import SCHEMAS, RecordError, load, parse
 
