@@ -46,7 +46,7 @@ def test_holes_in_the_mask(dtype: torch.dtype) -> None:
 
 def test_every_length_up_to_capacity() -> None:
     q, keys, values = _qkv((1, 2, 40, 2, 1, 16), torch.float32)
-    with launch.forced({("attention.many", (4, 40, 16, 4)): SMALL}):
+    with launch.forced({("attention.many", (4, 40, 16, 4, 1)): SMALL}):
         for length in range(1, 41):
             k, v = keys.clone(), values.clone()
             agree("attention", "attention", q, k, v, _mask(k, v, list(range(length))), 0.25)
@@ -57,7 +57,7 @@ def test_splits_over_keys(split: int) -> None:
     q, k, v = _qkv((2, 3, 80, 4, 1, 16), torch.float32)
     choice = Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=split)
     mask = _mask(k, v, [*range(17), *range(48, 53)], [79])
-    with launch.forced({("attention.few", (12, 80, 16, 4)): choice}), launch.recorded() as used:
+    with launch.forced({("attention.few", (12, 80, 16, 4, 1)): choice}), launch.recorded() as used:
         agree("attention", "attention", q, k, v, mask, 0.25)
     assert ("attention.combine" in {op for op, _ in used}) == (split > 1)
 

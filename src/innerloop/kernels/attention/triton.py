@@ -7,42 +7,73 @@ a second kernel adds the shares in a fixed order.
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from innerloop.kernels import launch
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
 
 LOG2_E = 1.4426950408889634
-FLOOR = -1.0e30  # a row's maximum before its first key: finite, so that masked minus masked is not NaN
+FEW_ROWS = 1024  # up to here row tiles alone do not fill a device, and keys are split
 
 
 def _shared_bytes(choice: Launch, shape: Shape) -> int:
     """Pipelined K and V tiles, and Q where the tensor cores read it from shared memory."""
-    _, _, dim, element = shape
+    if choice == LIBRARY:
+        return 0
+    dim, element = shape[2:4]
     tile = (_main(dim) + _rest(dim)) * element
     return choice["BLOCK_M"] * tile + 2 * choice["BLOCK_N"] * tile * choice.stages
 
 
 def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     """No split into more shares than blocks; accumulators of at most 128 registers a thread."""
-    rows, keys, dim, _ = shape
+    rows, keys, dim, element, masked = shape
+    if choice == LIBRARY:
+        return not masked and element == 2 and dim % 8 == 0 and limits.capability >= 90
     shares = choice["SPLIT"] <= triton.cdiv(keys, choice["BLOCK_N"])
     return shares and choice["BLOCK_M"] * dim <= 32 * choice.warps * 128 and choice["BLOCK_M"] <= max(16, 2 * rows)
 
 
+def _tile(warps: int, stages: int, rows: int, keys: int, split: int = 1) -> Launch:
+    return Launch.of(warps, stages, BLOCK_M=rows, BLOCK_N=keys, SPLIT=split)
+
+
+LIBRARY = Launch.of(0)  # cuDNN's attention through torch, where nothing is masked
+_ANYWHERE = [_tile(4, 1, 32, 32), _tile(4, 1, 16, 16)]
+
 MANY = Table(
     "attention.many",
     default=[
-        Launch.of(4, 2, BLOCK_M=64, BLOCK_N=64, SPLIT=1),
-        Launch.of(4, 2, BLOCK_M=64, BLOCK_N=32, SPLIT=1),
-        Launch.of(8, 2, BLOCK_M=64, BLOCK_N=32, SPLIT=1),
-        Launch.of(8, 2, BLOCK_M=128, BLOCK_N=64, SPLIT=1),
-        Launch.of(8, 1, BLOCK_M=64, BLOCK_N=32, SPLIT=1),
-        Launch.of(4, 1, BLOCK_M=32, BLOCK_N=32, SPLIT=1),
-        Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=1),
+        _tile(4, 2, 64, 64),
+        _tile(4, 2, 64, 128),
+        _tile(8, 2, 128, 64),
+        LIBRARY,
+        _tile(8, 2, 64, 128),
+        _tile(4, 3, 64, 64),
+        _tile(4, 2, 64, 32),
+        *_ANYWHERE,
+    ],
+    shared_bytes=_shared_bytes,
+    suits=_suits,
+)
+WIDE = Table(
+    "attention.wide",
+    default=[
+        _tile(8, 2, 64, 64),
+        _tile(4, 2, 64, 64),
+        _tile(8, 2, 128, 64),
+        _tile(8, 3, 64, 32),
+        _tile(8, 2, 64, 64, 2),
+        _tile(8, 2, 128, 64, 3),
+        _tile(8, 2, 64, 32),
+        _tile(4, 2, 64, 32),
+        _tile(8, 1, 64, 32),
+        *_ANYWHERE,
     ],
     shared_bytes=_shared_bytes,
     suits=_suits,
@@ -50,15 +81,18 @@ MANY = Table(
 FEW = Table(
     "attention.few",
     default=[
-        Launch.of(4, 1, BLOCK_M=16, BLOCK_N=64, SPLIT=12),
-        Launch.of(4, 2, BLOCK_M=16, BLOCK_N=32, SPLIT=16),
-        Launch.of(4, 2, BLOCK_M=64, BLOCK_N=32, SPLIT=16),
-        Launch.of(4, 1, BLOCK_M=16, BLOCK_N=32, SPLIT=16),
-        Launch.of(4, 1, BLOCK_M=16, BLOCK_N=64, SPLIT=8),
-        Launch.of(4, 1, BLOCK_M=16, BLOCK_N=32, SPLIT=8),
-        Launch.of(4, 1, BLOCK_M=16, BLOCK_N=32, SPLIT=4),
-        Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=2),
-        Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=1),
+        _tile(4, 1, 16, 64, 12),
+        _tile(4, 2, 16, 32, 24),
+        _tile(4, 2, 16, 32, 12),
+        _tile(4, 1, 16, 32, 16),
+        _tile(4, 2, 64, 32, 16),
+        _tile(4, 1, 64, 64, 12),
+        _tile(2, 1, 16, 32, 16),
+        _tile(4, 1, 16, 64, 8),
+        _tile(4, 1, 16, 32, 8),
+        _tile(4, 1, 16, 32, 4),
+        _tile(4, 1, 16, 16, 2),
+        _tile(4, 1, 16, 16),
     ],
     shared_bytes=_shared_bytes,
     suits=_suits,
@@ -105,6 +139,7 @@ def _attend(
     else:
         count = tl.maximum(last + BLOCK_N, 0) // BLOCK_N
     per_share = (count + SPLIT - 1) // SPLIT
+    # Finite before the first key, so that masked minus masked is not NaN.
     maximum = tl.full((BLOCK_M,), -1.0e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     for i in range(share * per_share, tl.minimum(count, (share + 1) * per_share)):
@@ -186,8 +221,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
     keys, kv_heads = k.shape[1], k.shape[2]
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     rows = tokens * (heads // kv_heads)
-    table = FEW if rows * batch * kv_heads <= 1024 and keys > 64 else MANY
-    choice = launch.choose(table, (rows, keys, dim, q.element_size()), q.device)
+    many = WIDE if dim > 128 else MANY
+    table = FEW if rows * batch * kv_heads <= FEW_ROWS and keys > 64 else many
+    masked = causal or key_valid is not None
+    choice = launch.choose(table, (rows, keys, dim, q.element_size(), int(masked)), q.device)
+    if choice == LIBRARY:
+        return _library(q, k, v, scale)
     split = choice["SPLIT"]
     out = torch.empty((batch, tokens, heads * dim), dtype=q.dtype, device=q.device)
     lines = batch * kv_heads * rows
@@ -199,18 +238,36 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
     _attend[grid](
         q, k, v, key_valid, part, stats, rows, tokens, keys,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], 0 if key_valid is None else key_valid.stride(0),
-        scale * LOG2_E, Q_HEAD=q.stride(2), K_HEAD=k.stride(2), V_HEAD=v.stride(2), KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, MAIN=_main(dim), REST=_rest(dim),
+        scale * LOG2_E, Q_HEAD=q.stride(2), K_HEAD=k.stride(2), V_HEAD=v.stride(2),
+        KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, MAIN=_main(dim), REST=_rest(dim),
         CAUSAL=causal, BLOCKS=launch.power_of_two(triton.cdiv(keys, choice["BLOCK_N"])),
         **launch.options(choice, q.device),
     )  # fmt: skip
     if split > 1:
-        merge = launch.choose(COMBINE, (rows, dim), q.device)
-        _combine[(lines,)](
-            part, stats, out, rows, tokens, lines, KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim,
-            BLOCK_D=launch.power_of_two(dim), SPLIT=split, SHARES=launch.power_of_two(split),
-            **launch.options(merge, q.device),
-        )  # fmt: skip
+        _add_shares(part, stats, out, (rows, tokens, split), (kv_heads, heads // kv_heads, dim))
     return out
+
+
+def _add_shares(
+    part: Tensor, stats: Tensor | None, out: Tensor, sizes: tuple[int, int, int], heads: tuple[int, int, int]
+) -> None:
+    rows, tokens, split = sizes
+    kv_heads, group, dim = heads
+    choice = launch.choose(COMBINE, (rows, dim), out.device)
+    lines = part.shape[1]
+    _combine[(lines,)](
+        part, stats, out, rows, tokens, lines, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
+        BLOCK_D=launch.power_of_two(dim), SPLIT=split, SHARES=launch.power_of_two(split),
+        **launch.options(choice, out.device),
+    )  # fmt: skip
+
+
+def _library(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    q_heads, k_heads, v_heads = (t.transpose(1, 2) for t in (q, k, v))
+    grouped = q.shape[2] != k.shape[2]
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        out = F.scaled_dot_product_attention(q_heads, k_heads, v_heads, scale=scale, enable_gqa=grouped)
+    return out.transpose(1, 2).reshape(q.shape[0], q.shape[1], -1)
 
 
 def _main(dim: int) -> int:
