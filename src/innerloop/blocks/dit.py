@@ -1,0 +1,207 @@
+"""The diffusion transformer of GR00T-style action heads: layer norms modulated by time, cross-attention to a context.
+
+Who calls what, by clock:
+- a `prepare` stage, once a checkpoint: `DiT.tables(times)` into a static float32 buffer [steps, rows, 2, width];
+- the context stage, once an observation: `DiT.remember(contexts, memory)` into a state buffer `memory_shape(...)`, which
+  holds K and V of every cross block (the official heads project them again at each step);
+- the action stage, every step: `DiT(x, table[step], memory, valid)`.
+
+Block i reads the context when `crosses(i)`, else its own tokens. `contexts` is one tensor for all cross blocks (GR00T,
+StarVLA QwenGR00T) or one a cross block (StarVLA QwenPI); `valid` likewise is one mask or one a cross block (GR00T N1.7
+alternates between text and image keys). A plain transformer without time (GR00T's vl_self_attention) is not this class:
+its layers are those of blocks.siglip.SiglipLayer.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from innerloop.blocks.stack import Stack
+from innerloop.kernels import activation, attention, linear, norm
+
+EPS = 1e-5  # norm_eps of the blocks (Isaac-GR00T cross_attention_dit.py)
+OUTPUT_EPS = 1e-6  # norm_out of the same file
+TIME_CHANNELS = 256  # its TimestepEncoder
+# Read in float32 at any precision: they are applied once a checkpoint.
+FLOAT32 = ("modulation_*", "time_*")
+
+
+@dataclass(frozen=True)
+class DiTSizes:
+    """width = heads * head_dim; context_width: of what cross blocks read; output: width of the output head, 0 without."""
+
+    heads: int
+    head_dim: int
+    depth: int
+    context_width: int
+    interleave: bool
+    output: int = 0
+
+    @property
+    def width(self) -> int:
+        """Inner width."""
+        return self.heads * self.head_dim
+
+    def crosses(self, block: int) -> bool:
+        """Whether a block reads the context: every one, or the even ones where self-attention is interleaved."""
+        return not (self.interleave and block % 2)
+
+    @property
+    def cross_blocks(self) -> tuple[int, ...]:
+        """The blocks that read the context, in order."""
+        return tuple(i for i in range(self.depth) if self.crosses(i))
+
+    @property
+    def table_rows(self) -> int:
+        """Modulated norms: one a block, and the output head's."""
+        return self.depth + (self.output > 0)
+
+    def memory_shape(self, batch: int, keys: int) -> tuple[int, ...]:
+        """[cross blocks, B, keys, 2 (K and V), heads, head_dim]."""
+        return (len(self.cross_blocks), batch, keys, 2, self.heads, self.head_dim)
+
+
+class DiTBlock(nn.Module):
+    """Attention and feed-forward of one block; `crosses` blocks have their K and V rows in the DiT's fused product."""
+
+    def __init__(self, sizes: DiTSizes, crosses: bool) -> None:
+        super().__init__()
+        d, rows = sizes.width, sizes.width * (1 if crosses else 3)
+        self.crosses = crosses
+        self.heads, self.head_dim = sizes.heads, sizes.head_dim
+        self.q_weight, self.q_bias = nn.Parameter(torch.empty(rows, d)), nn.Parameter(torch.empty(rows))
+        self.out_weight, self.out_bias = nn.Parameter(torch.empty(d, d)), nn.Parameter(torch.empty(d))
+        self.up_weight, self.up_bias = nn.Parameter(torch.empty(4 * d, d)), nn.Parameter(torch.empty(4 * d))
+        self.down_weight, self.down_bias = nn.Parameter(torch.empty(d, 4 * d)), nn.Parameter(torch.empty(d))
+
+    def attend(self, normed: torch.Tensor, memory: torch.Tensor | None, valid: torch.Tensor | None) -> torch.Tensor:
+        """normed [B, T, D]; memory [B, S, 2, H, hd] and valid int32 [B, S] of a cross block -> [B, T, D]."""
+        batch, tokens, _ = normed.shape
+        product = linear.linear(normed, self.q_weight, self.q_bias)
+        if memory is None:
+            q, k, v = product.view(batch, tokens, 3, self.heads, self.head_dim).unbind(2)
+        else:
+            q = product.view(batch, tokens, self.heads, self.head_dim)
+            k, v = memory.unbind(2)
+        mixed = attention.attention(q, k, v, None if memory is None else valid, self.head_dim**-0.5)
+        return linear.linear(mixed, self.out_weight, self.out_bias)
+
+    def mlp(self, normed: torch.Tensor) -> torch.Tensor:
+        """normed [B, T, D] -> [B, T, D]."""
+        hidden = linear.linear(normed, self.up_weight, self.up_bias, activation="gelu_tanh")
+        return linear.linear(hidden, self.down_weight, self.down_bias)
+
+
+class DiT(nn.Module):
+    """Blocks, time embedding and, where sizes.output says so, the output head."""
+
+    def __init__(self, sizes: DiTSizes) -> None:
+        super().__init__()
+        d, kv = sizes.width, 2 * sizes.width * len(sizes.cross_blocks)
+        self.sizes = sizes
+        self.time_in_weight = nn.Parameter(torch.empty(d, TIME_CHANNELS))
+        self.time_in_bias = nn.Parameter(torch.empty(d))
+        self.time_out_weight, self.time_out_bias = nn.Parameter(torch.empty(d, d)), nn.Parameter(torch.empty(d))
+        self.modulation_weight = nn.Parameter(torch.empty(sizes.table_rows * 2 * d, d))
+        self.modulation_bias = nn.Parameter(torch.empty(sizes.table_rows * 2 * d))
+        self.kv_weight = nn.Parameter(torch.empty(kv, sizes.context_width))
+        self.kv_bias = nn.Parameter(torch.empty(kv))
+        self.blocks = Stack([DiTBlock(sizes, sizes.crosses(i)) for i in range(sizes.depth)])
+        if sizes.output:
+            self.head_weight = nn.Parameter(torch.empty(sizes.output, d))
+            self.head_bias = nn.Parameter(torch.empty(sizes.output))
+
+    def tables(self, times: torch.Tensor) -> torch.Tensor:
+        """times float32 [N], in the buckets the checkpoint was trained with -> float32 [N, rows, 2, D].
+
+        Row r holds what norm r multiplies (1 + scale) and adds (shift).
+        """
+        hidden = activation.silu(linear.linear(waves(times), self.time_in_weight, self.time_in_bias))
+        condition = activation.silu(linear.linear(hidden, self.time_out_weight, self.time_out_bias))
+        rows = linear.linear(condition, self.modulation_weight, self.modulation_bias)
+        table = rows.view(len(times), self.sizes.table_rows, 2, self.sizes.width)
+        scale, shift = table[:, :, 0], table[:, :, 1]
+        if self.sizes.output:  # the head stores shift before scale, the blocks scale before shift
+            scale, shift = (torch.cat([a[:, :-1], b[:, -1:]], dim=1) for a, b in ((scale, shift), (shift, scale)))
+        return torch.stack([1.0 + scale, shift], dim=2)
+
+    def remember(self, contexts: torch.Tensor | Sequence[torch.Tensor], memory: torch.Tensor) -> None:
+        """contexts [B, S, C], one for all cross blocks or one each -> memory, rows [0, S) of every block."""
+        if isinstance(contexts, torch.Tensor):
+            batch, tokens, _ = contexts.shape
+            s = self.sizes
+            product = linear.linear(contexts, self.kv_weight, self.kv_bias)
+            per_block = product.view(batch, tokens, len(s.cross_blocks), 2, s.heads, s.head_dim)
+            memory[:, :, :tokens].copy_(per_block.permute(2, 0, 1, 3, 4, 5))
+            return
+        for cross, context in enumerate(contexts):
+            self.remember_one(cross, context, memory)
+
+    def remember_one(self, cross: int, context: torch.Tensor, memory: torch.Tensor) -> None:
+        """context [B, S, C] -> rows [0, S) of memory of the cross-th cross block."""
+        s, (batch, tokens, _) = self.sizes, context.shape
+        rows = slice(cross * 2 * s.width, (cross + 1) * 2 * s.width)
+        product = linear.linear(context, self.kv_weight[rows], self.kv_bias[rows])
+        memory[cross, :, :tokens].copy_(product.view(batch, tokens, 2, s.heads, s.head_dim))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        table: torch.Tensor,
+        memory: torch.Tensor,
+        valid: torch.Tensor | Sequence[torch.Tensor | None] | None,
+    ) -> torch.Tensor:
+        """x [B, T, D], table [rows, 2, D] of this step, memory as `remember` left it, valid int32 [B, S]
+        -> [B, T, output], or the residual stream [B, T, D] where there is no output head.
+        """
+        crosses = len(self.sizes.cross_blocks)
+        masks = [valid] * crosses if valid is None or isinstance(valid, torch.Tensor) else list(valid)
+        normed = norm.layer_norm(x, table[0, 0], table[0, 1], EPS)
+        cross, last = 0, self.sizes.depth - 1
+        for i, block in enumerate(self.blocks):
+            own, mask = (memory[cross], masks[cross]) if block.crosses else (None, None)
+            cross += block.crosses
+            x, normed = norm.add_layer_norm(x, block.attend(normed, own, mask), None, None, EPS)
+            delta = block.mlp(normed)
+            if i < last:
+                x, normed = norm.add_layer_norm(x, delta, table[i + 1, 0], table[i + 1, 1], EPS)
+        if not self.sizes.output:
+            return x + delta
+        _, normed = norm.add_layer_norm(x, delta, table[-1, 0], table[-1, 1], OUTPUT_EPS)
+        return linear.linear(normed, self.head_weight, self.head_bias)
+
+
+def waves(times: torch.Tensor) -> torch.Tensor:
+    """float32 [N] -> [N, 256], cosines then sines of diffusers' Timesteps(downscale_freq_shift=1).
+
+    In float32 throughout, as trained: at t = 750 its rounding moves the phase by more than the tolerance of parity.
+    """
+    half = TIME_CHANNELS // 2
+    exponent = -math.log(10000.0) * torch.arange(half, dtype=torch.float32, device=times.device) / (half - 1)
+    angles = times[:, None] * exponent.exp()
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+def names(sizes: DiTSizes, theirs: str, ours: str) -> dict[str, tuple[str, ...]]:
+    """Our parameter names -> those of diffusers-style checkpoints (GR00T, StarVLA): `theirs` ends before `transformer_blocks`."""
+    found: dict[str, tuple[str, ...]] = {}
+    block = [f"{theirs}transformer_blocks.{i}." for i in range(sizes.depth)]
+    norms = [f"{name}norm1.linear." for name in block] + ([f"{theirs}proj_out_1."] if sizes.output else [])
+    embedder = f"{theirs}timestep_encoder.timestep_embedder."
+    for kind in ("weight", "bias"):
+        found[f"{ours}time_in_{kind}"] = (f"{embedder}linear_1.{kind}",)
+        found[f"{ours}time_out_{kind}"] = (f"{embedder}linear_2.{kind}",)
+        found[f"{ours}modulation_{kind}"] = tuple(f"{name}{kind}" for name in norms)
+        found[f"{ours}kv_{kind}"] = tuple(f"{block[i]}attn1.to_{p}.{kind}" for i in sizes.cross_blocks for p in "kv")
+        if sizes.output:
+            found[f"{ours}head_{kind}"] = (f"{theirs}proj_out_2.{kind}",)
+        for i, name in enumerate(block):
+            mine = f"{ours}blocks.{i}."
+            found[f"{mine}q_{kind}"] = tuple(f"{name}attn1.to_{p}.{kind}" for p in ("q" if sizes.crosses(i) else "qkv"))
+            found[f"{mine}out_{kind}"] = (f"{name}attn1.to_out.0.{kind}",)
+            found[f"{mine}up_{kind}"] = (f"{name}ff.net.0.proj.{kind}",)
+            found[f"{mine}down_{kind}"] = (f"{name}ff.net.2.{kind}",)
+    return found
