@@ -136,13 +136,17 @@ class Machine:
         def change() -> None:
             self._refuse_if_lent()
             self._sessions.release()
-            if update is not None:
-                update()
             self.weights_version += 1
-            self._fingerprint = fingerprint or f"{self._fingerprint}+{self.weights_version}"
-            self._sessions.rename(self._fingerprint)
-            self._prepare()
-            self._sessions.forget_runs()
+            name = f"{self._fingerprint}+{self.weights_version}"
+            try:
+                if update is not None:
+                    update()
+                name = fingerprint or name
+            finally:  # after a failure too: some weights may have changed
+                self._fingerprint = name
+                self._sessions.rename(name)
+                self._prepare()
+                self._sessions.forget_runs()
 
         self._thread.call(lambda: self._context.run(change))
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from toy_plan import CAMERAS, CAPACITIES, Weights, capacity_for, noise, observation, plans, stages
 
-from innerloop.contract import Buffer, ObservationError, Plan, PlanError, Role, Stage
+from innerloop.contract import Buffer, CapsuleError, ObservationError, Plan, PlanError, Role, Stage
 from innerloop.runtime.arena import Arena
 from innerloop.runtime.interpret import Interpreter
 from innerloop.runtime.machine import Machine
@@ -272,6 +272,20 @@ def test_prepared_stages_run_once_at_load_and_when_weights_change(reference):
     decision = machine.decide("a", {}, 8)
     assert decision.stages == EVERYTHING
     assert np.array_equal(decision.outputs["actions"], reference(8, observation(0), seed=5))
+
+
+def test_a_swap_that_fails_leaves_nothing_computed_from_the_old_weights(machine):
+    machine.decide("a", observation(), 8)
+    capsule = machine.session("a").snapshot()
+
+    def swap():
+        raise ValueError("cut off")
+
+    with pytest.raises(ValueError, match="cut off"):
+        machine.weights_changed(swap, "new weights")
+    assert machine.decide("a", {}, 8).stages == EVERYTHING
+    with pytest.raises(CapsuleError, match="other weights"):
+        machine.session("a").restore(capsule)
 
 
 def test_no_decision_sees_half_of_a_swap(reference):
