@@ -1,6 +1,7 @@
 // Attention of few query rows over many keys. A cluster of 8 programs serves one head of one batch entry: each takes CHUNK
 // keys, then 32 of the 256 output features. Fixed at compile time: NT (8-token tiles of the query), CHUNK (multiple of 16), RESIDENT,
-// OVERLAY (sums of the cluster land where the keys were: less shared memory, one more wait).
+// OVERLAY (sums of the cluster land where the keys were: less shared memory, one more wait),
+// POLL (q and the new rows come as messages).
 #define HEAD_DIM 256
 #define PARTS 8
 #define THREADS 256
@@ -19,6 +20,8 @@ struct Args {
   const bf16* k;
   const bf16* v;
   const int* key_valid;
+  const bf16* k_message;  // [batch, tokens, kv_heads, HEAD_DIM]
+  const bf16* v_message;
   bf16* out;
   u64 batch_stride;  // of k and v, in elements
   u64 row_stride;
@@ -37,6 +40,18 @@ DEVICE uint4 load_transposed(u32 a) {
                : "r"(a)
                : "memory");
   return v;
+}
+
+DEVICE uint4 receive(const bf16* from) {
+  uint4 w = poll(from);
+#if POLL
+  Patience patience;
+  while (absent(w)) {
+    w = poll(from);
+    patience.lose();
+  }
+#endif
+  return w;
 }
 
 // s[i][n]: scaled scores of 16 keys (tile warp + i * WARPS) and 8 tokens, -inf where the key is not valid.
@@ -195,31 +210,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attend(const __g
     if (row >= CHUNK) break;
     bool is_valid = mine >> i & 1;
     if (lane == 0) valid[row] = is_valid;
-    if (is_valid && key0 + row >= p.start) continue;
+    if (is_valid && key0 + row >= p.start && key0 + row < p.start + p.tokens) continue;
     u64 from = is_valid ? offset + (u64)(key0 + row) * p.row_stride + lane * 8 : 0;
     copy16(shared_address(keys) + row * K_STRIDE + lane * 16, p.k + from, is_valid ? 16 : 0);
     copy16(shared_address(values) + row * V_STRIDE + lane * 16, p.v + from, is_valid ? 16 : 0);
   }
   STAMP(1);
+#if !POLL
   wait_for_producer();
+#endif
   STAMP(2);
 
   const bf16* query = p.q + (u64)batch * p.tokens * p.heads * HEAD_DIM + head * HEAD_DIM;
   for (int i = tid; i < TOKENS * 32; i += THREADS) {
-    int token = i / 32;
-    copy16(shared_address(q) + token * K_STRIDE + i % 32 * 16, query + (u64)min(token, p.tokens - 1) * p.heads * HEAD_DIM + i % 32 * 8,
-           token < p.tokens ? 16 : 0);
+    int token = i / 32, piece = i % 32;
+    uint4 w = make_uint4(0, 0, 0, 0);
+    if (token < p.tokens) w = receive(query + (u64)token * p.heads * HEAD_DIM + piece * 8);
+    *(uint4*)(q + token * K_STRIDE + piece * 16) = w;
   }
-  const int fresh = max(p.start - key0, 0), end = min(CHUNK, p.keys - key0);
+  const int fresh = max(p.start - key0, 0), end = min(CHUNK, p.start + p.tokens - key0);
   for (int i = fresh * 64 + tid; i < end * 64; i += THREADS) {  // 32 pieces of a key row, 32 of a value row
     int row = i / 64, piece = i % 32;
+    bool is_key = i % 64 < 32;
     if (p.key_valid && !__ldg(p.key_valid + (u64)batch * p.keys + key0 + row)) continue;
-    u64 from = offset + (u64)(key0 + row) * p.row_stride + piece * 8;
-    if (i % 64 < 32) {
-      copy16(shared_address(keys) + row * K_STRIDE + piece * 16, p.k + from, 16);
-    } else {
-      copy16(shared_address(values) + row * V_STRIDE + piece * 16, p.v + from, 16);
-    }
+#if POLL
+    u64 at = (u64)(batch * p.tokens + key0 + row - p.start) * p.kv_heads + head / (p.heads / p.kv_heads);
+    uint4 w = receive((is_key ? p.k_message : p.v_message) + at * HEAD_DIM + piece * 8);
+#else
+    uint4 w = receive((is_key ? p.k : p.v) + offset + (u64)(key0 + row) * p.row_stride + piece * 8);
+#endif
+    *(uint4*)(is_key ? keys + row * K_STRIDE + piece * 16 : values + row * V_STRIDE + piece * 16) = w;
   }
   copies_wait();
   const bool any = __syncthreads_or(mine != 0);
@@ -278,7 +298,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attend(const __g
     }
     float inverse = total > 0.f ? 1.0f / total : 0.f;
     bf16* to = p.out + ((u64)(batch * p.tokens + token) * p.heads + head) * HEAD_DIM + part * 32 + pair * 2;
-    *(u32*)to = pack2(sum.x * inverse, sum.y * inverse);
+    store_word(to, pack2(sum.x * inverse, sum.y * inverse));
   }
   STAMP(8);
+#if POLL && !defined(EXP_NOWAIT)
+  wait_for_producer();  // so that the end of this kernel means the end of all before it
+#endif
 }

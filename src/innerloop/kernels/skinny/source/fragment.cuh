@@ -132,6 +132,40 @@ DEVICE float modulation(const void* table, int i) {
   return __uint_as_float((u32)__ldg((const bf16*)table + i) << 16);
 #endif
 }
+// ---- messages ----------------------------------------------------------------------------------------------------
+// A message buffer holds ABSENT in every word until its producer stores it there; its consumers poll the words themselves,
+// which is faster than waiting for the producer's end. No store of two rounded bf16 is ever ABSENT: NaN rounds to 0x7fff.
+#define ABSENT 0xffffffffu
+DEVICE uint4 poll(const void* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+DEVICE u32 poll_word(const void* p) {
+  u32 v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+DEVICE bool absent(u32 w) {
+#ifdef UNGUARDED
+  return false;
+#else
+  return w == ABSENT;
+#endif
+}
+DEVICE bool absent(uint4 v) { return absent(max(max(v.x, v.y), max(v.z, v.w))); }
+DEVICE void store_word(void* p, u32 v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+DEVICE void erase(void* p) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(p), "r"(ABSENT) : "memory");
+}
+DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+struct Patience {  // a message that never comes ends in an error, not in a hang
+  u32 left = 1u << 23;
+  __device__ __forceinline__ void lose() {
+    if (--left == 0) asm volatile("trap;");
+  }
+};
+
 // What an earlier kernel wrote is read past L1, which is not coherent with a kernel that is still running.
 DEVICE uint4 load_fresh(const void* p) {
   uint4 v;

@@ -1,8 +1,12 @@
 // A linear layer over few rows. Fixed at compile time: PHASE, K, TILES (16-row weight tiles a program), WARPS, SPLIT
-// (programs of a cluster that share K), N (output features), NT (8-token column tiles a pass), RESIDENT (programs a multiprocessor must be able to hold), HALF (distance of paired rows), MODULATION_FLOAT.
+// (programs of a cluster that share K), N (output features), NT (8-token column tiles a pass), RESIDENT (programs a multiprocessor must be able to hold), HALF (distance of paired rows), MODULATION_FLOAT,
+// POLL (x comes as a message), POLL_RESIDUAL, GATED (the next kernel starts only once x is here), ERASES (message buffers).
 #define NORM_QKV_ROPE 0
 #define NORM_GLU 1
 #define RESIDUAL 2
+#ifndef PROBE
+#define PROBE 1
+#endif
 #define HAS_NORM (PHASE != RESIDUAL)
 #define THREADS (WARPS * 32)
 #define KPART (K / SPLIT)             // columns of this program
@@ -26,6 +30,9 @@ struct Args {
   bf16* out;
   bf16* k_cache;
   bf16* v_cache;
+  bf16* k_message;  // [rows, kv_heads, 2 HALF], or null
+  bf16* v_message;
+  u8* erased[4];
   u64 batch_stride;  // of the caches, in elements
   u64 row_stride;
   int rows;
@@ -35,6 +42,7 @@ struct Args {
   int heads;
   int kv_heads;
   float eps;
+  int erased_bytes[4];
 };
 
 DEVICE float gelu_tanh(float v) {
@@ -62,8 +70,17 @@ DEVICE Extra load_extra(const Args& p, int tile, int token0, int lane) {
 #elif PHASE == RESIDUAL
   int token = min(token0 + (r & 1), p.rows - 1);
   int f = tile * 16 + (r & ~1);
-  u32 low_rows = load_fresh_word(p.residual + (u64)token * N + f);
-  u32 high_rows = load_fresh_word(p.residual + (u64)token * N + f + 8);
+  const bf16* from = p.residual + (u64)token * N + f;
+#if POLL_RESIDUAL
+  u32 low_rows, high_rows;
+  Patience patience;
+  do {
+    low_rows = poll_word(from), high_rows = poll_word(from + 8);
+    patience.lose();
+  } while (absent(low_rows) || absent(high_rows));
+#else
+  u32 low_rows = load_fresh_word(from), high_rows = load_fresh_word(from + 8);
+#endif
   e.a = make_float4(low(low_rows), high(low_rows), low(high_rows), high(high_rows));
   e.b = make_float4(1.f, 1.f, 1.f, 1.f);
   if (p.gate) {
@@ -90,28 +107,86 @@ DEVICE void finish(const Args& p, int tile, int token0, int lane, float4 c, Extr
   float2 first = two_features(o.x, o.y, odd), second = two_features(o.z, o.w, odd);
   if (token >= p.rows) return;
   int d = (tile % (HALF / 8)) * 8 + (r & ~1);
-  bf16* to;
+  const u32 first_pair = pack2(first.x, first.y), second_pair = pack2(second.x, second.y);
   if (head < p.heads) {
-    to = p.out + ((u64)token * p.heads + head) * (2 * HALF);
+    bf16* to = p.out + ((u64)token * p.heads + head) * (2 * HALF) + d;
+    store_word(to, first_pair);
+    store_word(to + HALF, second_pair);
   } else {
     bool is_key = head < p.heads + p.kv_heads;
     int kv = head - p.heads - (is_key ? 0 : p.kv_heads);
     u64 at = (u64)(token / p.row_tokens) * p.batch_stride + (u64)(p.start + token % p.row_tokens) * p.row_stride;
-    to = (is_key ? p.k_cache : p.v_cache) + at + (u64)kv * (2 * HALF);
+    if (p.k_message) {
+      bf16* to = (is_key ? p.k_message : p.v_message) + ((u64)token * p.kv_heads + kv) * (2 * HALF) + d;
+      store_word(to, first_pair);
+      store_word(to + HALF, second_pair);
+    }
+    bf16* to = (is_key ? p.k_cache : p.v_cache) + at + (u64)kv * (2 * HALF) + d;
+    *(u32*)to = first_pair;
+    *(u32*)(to + HALF) = second_pair;
   }
-  *(u32*)(to + d) = pack2(first.x, first.y);
-  *(u32*)(to + d + HALF) = pack2(second.x, second.y);
 #elif PHASE == NORM_GLU
   float2 h = two_features(gelu_tanh(c.x) * c.z, gelu_tanh(c.y) * c.w, odd);
   if (token >= p.rows) return;
-  *(u32*)(p.out + (u64)token * HALF + tile * 8 + (r & ~1)) = pack2(h.x, h.y);
+  store_word(p.out + (u64)token * HALF + tile * 8 + (r & ~1), pack2(h.x, h.y));
 #else
   float2 first = two_features(c.x, c.y, odd), second = two_features(c.z, c.w, odd);
   if (token >= p.rows) return;
   bf16* to = p.out + (u64)token * N + tile * 16 + (r & ~1);
-  *(u32*)to = pack2(e.a.x + e.b.x * first.x, e.a.y + e.b.y * first.y);
-  *(u32*)(to + 8) = pack2(e.a.z + e.b.z * second.x, e.a.w + e.b.w * second.y);
+  store_word(to, pack2(e.a.x + e.b.x * first.x, e.a.y + e.b.y * first.y));
+  store_word(to + 8, pack2(e.a.z + e.b.z * second.x, e.a.w + e.b.w * second.y));
 #endif
+}
+
+DEVICE void receive(const Args& p, uint4 (&x)[BLOCKS][NT], int token0, int column) {
+  const bf16* from = p.x + (u64)token0 * K + column;
+#if POLL && PROBE  // one vector a lane until it comes, so that waiting does not fill the L2's queues
+  {
+    uint4 probe = make_uint4(0, 0, 0, 0);
+    Patience patience;
+    do {
+      if (token0 < p.rows) probe = poll(from + (BLOCKS - 1) * 32);
+      patience.lose();
+    } while (__any_sync(0xffffffffu, absent(probe)));
+  }
+#endif
+#pragma unroll
+  for (int b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) {
+      x[b][nt] = make_uint4(0, 0, 0, 0);
+      if (token0 + nt * 8 < p.rows) x[b][nt] = poll(from + nt * 8 * K + b * 32);
+    }
+  }
+#if POLL
+  Patience patience;
+  while (true) {
+    bool missing = false;
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) missing |= absent(x[b][nt]);
+    }
+    if (!__any_sync(0xffffffffu, missing)) break;
+    patience.lose();
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) {
+        if (absent(x[b][nt])) x[b][nt] = poll(from + nt * 8 * K + b * 32);
+      }
+    }
+  }
+#endif
+}
+
+// Once all of x is here, every kernel before the producer is done with its messages: make room for the next layer's.
+DEVICE void erase_messages(const Args& p) {
+  const int at = (blockIdx.x * THREADS + threadIdx.x) * 16, step = gridDim.x * THREADS * 16;
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    for (int i = at; i < p.erased_bytes[n]; i += step) erase(p.erased[n] + i);
+  }
 }
 
 DEVICE void normalize(const Args& p, uint4 (&x)[BLOCKS][NT], float* squares, const float* table, int warp, int lane) {
@@ -168,7 +243,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
   const int tile0 = blockIdx.x / SPLIT * TILES;
 
   STAMP(0);
+#if !GATED
   release_successor();
+#endif
   if (tid == 0) {
     u64 policy = read_once_policy();
 #pragma unroll
@@ -193,22 +270,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
   __syncthreads();
   if (SPLIT > 1) cluster_arrive();  // this program's barriers exist
   STAMP(1);
+#if !POLL
   wait_for_producer();
+#endif
   STAMP(2);
 
   const int r = lane >> 2, j = lane & 3;
   for (int g = 0; g < p.groups; ++g) {
     uint4 x[BLOCKS][NT];
-#pragma unroll
-    for (int b = 0; b < BLOCKS; ++b) {
-#pragma unroll
-      for (int nt = 0; nt < NT; ++nt) {
-        int token = g * TOKENS + nt * 8 + r;
-        x[b][nt] = make_uint4(0, 0, 0, 0);
-        if (token < p.rows)
-          x[b][nt] = load_fresh(p.x + (u64)token * K + rank * KPART + (warp * BLOCKS + b) * 32 + j * 8);
-      }
-    }
+    receive(p, x, g * TOKENS + r, rank * KPART + warp * BLOCKS * 32 + j * 8);
+#if GATED
+    if (g + 1 == p.groups) release_successor();
+#endif
     Extra extra;
     if (tid < ITEMS && rank == 0) extra = load_extra(p, tile0 + tid / (NT * 32), g * TOKENS + (tid / 32 % NT) * 8 + j * 2, lane);
     if (x[0][0].x == 0x12345678u) STAMP(8);
@@ -217,6 +290,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
     normalize(p, x, squares, table, warp, lane);
 #endif
     STAMP(4);
+#if ERASES
+    if (g + 1 == p.groups) erase_messages(p);
+#endif
     const bool reuse = p.groups == 1;  // a warp's own weights are dead once it has multiplied by them
     const u32 tile_stride = reuse ? TILE_BYTES : NT * 512;
     const u32 warp_stride = reuse ? BLOCKS * 1024 : TILES * NT * 512;
@@ -241,6 +317,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
         *(float4*)(sums + warp * warp_stride + t * tile_stride + nt * 512 + lane * 16) = acc[nt];
     }
     STAMP(5);
+#if ERASES && !defined(EXP_NOFENCE)
+    if (g + 1 == p.groups) fence_device();
+#endif
     __syncthreads();
     STAMP(6);
     delay_stores();
@@ -279,4 +358,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
     STAMP(7);
     if (!HAS_NORM && g + 1 < p.groups) __syncthreads();
   }
+#if POLL && !defined(EXP_NOWAIT)
+  wait_for_producer();  // so that the end of this kernel means the end of all before it
+#endif
 }
