@@ -1,6 +1,5 @@
 """Both sides of one tiny checkpoint: innerloop's policy and LeRobot's, on the CPU."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from innerloop.measure.parity import ParityReport, compare
 from recipes.tiny.make import Recipe, write
 
 torch.set_num_threads(1)
-logging.getLogger().setLevel(logging.ERROR)  # LeRobot warns of every patch embedding it loads
 
 
 @dataclass

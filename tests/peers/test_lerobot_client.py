@@ -72,7 +72,7 @@ class PretendArm(Robot):
 class Forward:
     """Moves joint j by j + 1 each step from where the state says it is; checks what it is given."""
 
-    metadata: ClassVar = {"family": "pi05", "fingerprint": "f00d", "precision": "fp32"}
+    metadata: ClassVar = {"policy": "pi05", "fingerprint": "f00d", "precision": "fp32"}
 
     def __init__(self):
         self.seen = []

@@ -105,11 +105,11 @@ class ParityReport:
 
     def text(self) -> str:
         """A table for people, and the verdict."""
-        rows = [f"{'stage':<14} {'max abs':>10} {'limit':>10} {'cosine':>10}  worst element (ours, official)"]
+        rows = [f"{'stage':<13}{'max abs':>9}{'limit':>9}{'cosine':>10}  worst element (ours, official)"]
         for s in self.stages:
             mark = "" if s.equal else "  <- differs"
-            where = f"{list(s.worst)} ({s.ours:.6g}, {s.official:.6g})"
-            rows.append(f"{s.stage:<14} {s.max_abs:>10.3g} {s.limit:>10.3g} {s.cosine:>10.7f}  {where}{mark}")
+            where = f"{list(s.worst)} ({s.ours:.5g}, {s.official:.5g})"
+            rows.append(f"{s.stage:<13}{s.max_abs:>9.2g}{s.limit:>9.2g}{s.cosine:>10.6f}  {where}{mark}")
         if self.first is None:
             return "\n".join([*rows, f"Every stage agrees ({self.precision})."])
         first = self.first
