@@ -229,6 +229,28 @@ def bench(
 
 
 @app.command()
+def tune(
+    target: Annotated[
+        str, typer.Argument(metavar="CKPT|FAMILY", help="checkpoint directory, or a family for random weights")
+    ],
+    prompt: Annotated[
+        str, typer.Option(help="the task in words; its length chooses the capacity")
+    ] = "pick up the red block",
+    ticks: Annotated[int, typer.Option(help="decisions timed for each candidate")] = 60,
+    file: Annotated[Path | None, typer.Option(help="where to keep the choices; default: the user's cache")] = None,
+    precision: Precision = None,
+) -> None:
+    """Try kernel launches inside the captured pipeline and keep those that make a decision faster on this GPU."""
+    from innerloop import engine
+    from innerloop.measure import tuning
+
+    known = not Path(target).is_dir()
+    policy = engine.random_policy(target, precision=precision) if known else _load(Path(target), precision=precision)
+    tuning.tune_command(policy, prompt, ticks, file, out)
+    policy.close()
+
+
+@app.command()
 def report(
     records: Annotated[list[Path], typer.Argument(metavar="RECORDS...", help="record files or directories of them")],
     markdown: Annotated[

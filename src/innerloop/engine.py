@@ -22,7 +22,7 @@ from innerloop.contract import (
     Receipt,
     Role,
 )
-from innerloop.kernels import Kernels, skinny, use_kernels
+from innerloop.kernels import Kernels, launch, skinny, use_kernels
 from innerloop.policies import FAMILIES, Family, detect
 from innerloop.policies.interface import PolicyConfig, Processor
 from innerloop.process.build import Edge
@@ -84,6 +84,7 @@ class LoadedPolicy:
     memory: MemoryPlan
     fingerprint: str
     packed: bool  # the expert's products are in the few-row kernels' layout
+    tuned: int  # launch choices taken over from `innerloop tune`
     seconds: Mapping[str, float] = field(default_factory=dict)  # of each part of loading
     notes: tuple[str, ...] = ()  # what a user should know of the checkpoint but need not change
     statistics: str = ""  # the set of statistics chosen, where sets have names
@@ -119,7 +120,8 @@ class LoadedPolicy:
         """What really runs: reference, operators or fused; `+skinny` where the expert's few-row CUDA kernels do."""
         if self.placement.device.type == "cpu":
             return "reference"
-        return f"{self.placement.kernels}{'+skinny' if self.packed else ''}"
+        tuned = f", {self.tuned} tuned launches" if self.tuned else ""
+        return f"{self.placement.kernels}{'+skinny' if self.packed else ''}{tuned}"
 
     def infer(
         self,
@@ -316,11 +318,20 @@ def assemble(
         kernels={"innerloop": __version__},
     )
     plans = family.plans(model, placement.batch, placement.dtype, mark)
+    tuned = _take_tuning(placement.device)
     with use_kernels(placement.kernels):  # the machine keeps the choice
         runtime = Machine(plans, placement.device)
     clock.append(time.perf_counter())
     parts = dict(zip(("allocate", "weights", "capture"), np.diff(clock).tolist(), strict=True))
-    return LoadedPolicy(family, config, placement, model, processor, runtime, account, memory, mark, packed, parts)
+    return LoadedPolicy(
+        family, config, placement, model, processor, runtime, account, memory, mark, packed, tuned, parts
+    )
+
+
+def _take_tuning(device: torch.device) -> int:
+    """How many launch choices of `innerloop tune` belong to this device and these versions."""
+    file = launch.tuned_file()
+    return launch.load(file, device) if device.type == "cuda" and file.is_file() else 0
 
 
 def _dtypes(model: nn.Module, family: Family, dtype: torch.dtype) -> dict[str, torch.dtype]:

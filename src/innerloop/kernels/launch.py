@@ -225,6 +225,11 @@ def load(path: Path, device: torch.device) -> int:
     return taken
 
 
+def tuned_file() -> Path:
+    """Where `innerloop tune` keeps its choices and loading a policy looks for them."""
+    return Path.home() / ".cache" / "innerloop" / "launches.json"
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(0, math.ceil(n) - 1).bit_length()
