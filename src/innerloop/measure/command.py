@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from innerloop.contract import InnerloopError
 from innerloop.kernels import Kernels
-from innerloop.measure import page, provenance, record, report
+from innerloop.measure import page, provenance, record, report, terminal
 from innerloop.measure.batch import batch_curve
 from innerloop.measure.bench import Run, bench, first, origin
 from innerloop.measure.clock import Workload
@@ -23,7 +22,7 @@ from innerloop.measure.ladder import Contender, Step, climb
 from innerloop.measure.message import Message
 from innerloop.measure.options import BenchOptions, parse_command
 from innerloop.measure.record import LatencyRecord, Record
-from innerloop.measure.reproduce import Difference, differences, reproduced
+from innerloop.measure.reproduce import differences, reproduced
 from innerloop.measure.side_by_side import LEROBOT, Bench
 from innerloop.measure.subject import PolicySubject, make_workload
 from innerloop.measure.trace import count_launches, write_trace
@@ -33,6 +32,7 @@ _RUNGS: tuple[tuple[str, Kernels], ...] = (
     ("captured, one kernel an operator", "operators"),
     ("captured, fused kernels", "fused"),
 )
+_CPU_RUNGS: tuple[tuple[str, Kernels], ...] = (("engine, nothing captured", "reference"),)
 
 
 def run_bench(options: BenchOptions, trace: Path | None = None) -> list[Record]:
@@ -64,8 +64,7 @@ def bench_command(
 ) -> list[Record]:
     """Measure, print tables, write records: the first to `as_json`, others beside it with their kind in the name."""
     records = run_bench(options, trace)
-    for text in _tables(records):
-        out.print(text)
+    terminal.show(records, out)
     if as_json is not None:
         for one in records:
             place = as_json if one is records[0] else as_json.with_name(f"{as_json.stem}-{one.kind}.json")
@@ -88,7 +87,7 @@ def reproduce_command(path: Path, out: Console, target: str | None = None) -> bo
     now = run_bench(options)[0]
     assert isinstance(now, LatencyRecord)
     rows = differences(then, now)
-    out.print(_difference_table(rows))
+    out.print(terminal.difference_table(rows))
     low, high = then.quantiles_ms["1"], then.quantiles_ms["99"]
     verdict = "within" if reproduced(rows) else "outside"
     out.print(f"p50 {now.p50_ms:.3f} ms is {verdict} the record's spread, {low:.3f} to {high:.3f} ms (1 % to 99 %)")
@@ -110,8 +109,7 @@ def report_command(
         html.write_text(page.render(records))
         out.print(f"wrote {html}", highlight=False)
     if markdown is None and html is None:
-        for text in _tables(records):
-            out.print(text)
+        terminal.show(records, out)
     return records
 
 
@@ -120,7 +118,7 @@ def ladder_steps(made: Bench, workload: Workload) -> list[Step]:
     on_gpu = made.placement.device.type == "cuda"
     steps = [Step("official, eager", partial(_official, made, workload))] if LEROBOT in made.options.against else []
     steps.append(Step("plan, eager, plain torch", partial(_ours, made, workload, "reference", captured=False)))
-    for name, kernels in _RUNGS if on_gpu else _RUNGS[:1]:
+    for name, kernels in _RUNGS if on_gpu else _CPU_RUNGS:
         steps.append(Step(name, partial(_ours, made, workload, kernels, captured=True)))
     return steps
 
@@ -183,31 +181,3 @@ def _loop(options: BenchOptions, whole: LatencyRecord) -> ControlLoop:
         delay_ms=options.delay_ms,
         latency_ms=whole.p50_ms,
     )
-
-
-def _tables(records: Sequence[Record]) -> Iterator[Table | str]:
-    for title, text in report.sections(records):
-        yield _rich(title, text)
-
-
-def _rich(title: str, text: str) -> Table:
-    """A Markdown table as one for the terminal."""
-    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    table = Table(title=title, title_justify="left")
-    for place, name in enumerate(head):
-        numeric = all(page.is_number(row[place]) for row in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(cell.strip("*`") for cell in row))
-    return table
-
-
-def _difference_table(rows: Sequence[Difference]) -> Table:
-    table = Table(title="then and now", title_justify="left")
-    for name in ("figure", "then", "now", "change", ""):
-        table.add_column(name, justify="left" if name in ("figure", "") else "right")
-    for row in rows:
-        change = "" if row.change_percent is None else f"{row.change_percent:+.1f} %"
-        mark = {True: "within the spread", False: "outside the spread", None: ""}[row.within]
-        table.add_row(row.figure, row.then, row.now, change, mark)
-    return table

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from innerloop.contract import Plan
 from innerloop.kernels import use_kernels
@@ -23,7 +23,7 @@ _GATHERS = {
 }
 
 
-_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # torch has no formula for it
+_ATTENTION = "aten::_scaled_dot_product"  # torch's formulas refuse grouped heads, and some backends have none
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class CostRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self._operations += 1
         formula = flop_registry.get(func._overloadpacket)
-        if formula is not None:
+        if func.name().startswith(_ATTENTION):
+            self._flops += _attention_flops(*args[:3])
+        elif formula is not None:
             self._flops += int(formula(*args, **kwargs, out_val=result))
-        elif func._overloadpacket is _CPU_ATTENTION:
-            self._flops += int(sdpa_flop_count(*(t.shape for t in args[:3])))  # type: ignore[no-untyped-call]
         gathered = func._overloadpacket in _GATHERS
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         for tensor in tensors:
@@ -132,6 +132,11 @@ def stage_costs(plan: Plan, inputs: Mapping[str, Value], device: torch.device) -
                 stage.run(arena.tensors)
             costs[stage.name] = recorder.cost
     return costs
+
+
+def _attention_flops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
+    """q [B, H, T, D], k [B, Hkv, S, D], v [B, Hkv, S, E]."""
+    return 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
 
 
 def _is_view(func: Any) -> bool:

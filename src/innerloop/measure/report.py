@@ -86,7 +86,7 @@ def latency_table(records: Sequence[LatencyRecord]) -> str:
 
 def stage_table(records: Sequence[LatencyRecord]) -> str:
     """Seven rows a record: p50, p99, launches, work, bound, and the share of the measured roof."""
-    head = ["policy", "stage", "p50 ms", "p99", "jitter", "launches", "GFLOP", "MB", "bound", "floor ms", "of roof"]
+    head = ["policy", "stage", "p50 ms", "p99", "jitter", "launches", "GFLOP", "MB", "bound", "floor", "roof"]
     rows = []
     for r in records:
         for name in SEVEN:
@@ -101,7 +101,7 @@ def stage_table(records: Sequence[LatencyRecord]) -> str:
 
 def ladder_table(records: Sequence[LadderRecord]) -> str:
     """One row a rung."""
-    head = ["policy", "rung", "p50 ms", "p99", "launches", "saved ms", "share of saving", "cosine", "max abs"]
+    head = ["policy", "rung", "p50 ms", "p99", "launches", "saved ms", "share", "cosine", "max abs"]
     rows = []
     for r in records:
         for rung in r.rungs:
@@ -159,7 +159,7 @@ def capsules_table(records: Sequence[CapsulesRecord]) -> str:
 def operators_table(records: Sequence[OperatorsRecord]) -> str:
     """One row an operator and shape."""
     names = list(dict.fromkeys(name for r in records for one in r.rows for name in one.against_us))
-    head = ["operator", "shape", "us", *(f"{name} us" for name in names), "bound", "of roof", "max abs"]
+    head = ["operator", "shape", "us", *(f"{name} us" for name in names), "bound", "roof", "max abs"]
     rows = []
     for r in records:
         for one in r.rows:

@@ -41,6 +41,13 @@ def test_meta_tensors_count_the_same() -> None:
     assert attend("cpu") == attend("meta") == 2 * 2 * 2 * 4 * 4 * 16
 
 
+def test_grouped_attention_counts_every_query_head() -> None:
+    q, k = torch.randn(1, 8, 5, 16), torch.randn(1, 1, 7, 16)
+    with torch.no_grad(), CostRecorder() as recorder:
+        torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+    assert recorder.cost.flops == 2 * 8 * 5 * 7 * (16 + 16)
+
+
 def test_stages_of_a_plan() -> None:
     inputs = {"frames": np.zeros((1, 2, 3072), np.uint8)}
     costs = stage_costs(toy_plan({}), inputs, torch.device("cpu"))
