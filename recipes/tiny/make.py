@@ -24,10 +24,14 @@ MODES = ("MEAN_STD", "MIN_MAX", "QUANTILES", "QUANTILE10")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a tiny checkpoint is made of; widths and lengths in features, tokens, steps and pixels."""
+    """What a tiny checkpoint is made of; widths and lengths in features, tokens, steps and pixels.
+
+    empty: camera slots of the model that no robot fills.
+    """
 
     family: str = "pi05"
     cameras: int = 2
+    empty: int = 0
     chunk: int = 10
     steps: int = 10
     capacity: int = 64
@@ -83,6 +87,7 @@ def configuration(recipe: Recipe) -> Any:
         input_features={name: feature(kind.VISUAL, shape) for name, shape in cameras.items()}
         | {"observation.state": feature(kind.STATE, (recipe.state,))},
         output_features={"action": feature(kind.ACTION, (recipe.actions,))},
+        empty_cameras=recipe.empty,
         push_to_hub=False,
         dtype=recipe.dtype,
         device="cpu",

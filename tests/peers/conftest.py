@@ -43,6 +43,7 @@ class Sides:
         images = {
             name: None if name == absent else generator.integers(0, 256, (*sizes[(seed + i) % 4], 3), dtype=np.uint8)
             for i, name in enumerate(self.official.cameras)
+            if not name.startswith("empty_camera")
         }
         width = self.official.config.input_features["observation.state"].shape[0]
         state = (reach * generator.standard_normal(width)).astype(np.float32)
