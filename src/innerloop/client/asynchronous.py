@@ -30,7 +30,9 @@ class AsyncRemotePolicy:
     `patience`: seconds to keep trying to connect, to wait for a warm server and for one answer.
     """
 
-    def __init__(self, url: str, *, token: str | None = None, session: str | None = None, patience: float = 60.0) -> None:
+    def __init__(
+        self, url: str, *, token: str | None = None, session: str | None = None, patience: float = 60.0
+    ) -> None:
         self._url = url
         self._token = token
         self._session = session
@@ -142,7 +144,9 @@ class AsyncRemotePolicy:
                 self._reader = asyncio.create_task(self._read(socket))
                 return
             except InvalidStatus as error:
-                reason = f"{error.response.status_code}: {(error.response.body or b'').decode(errors='replace').strip()}"
+                reason = (
+                    f"{error.response.status_code}: {(error.response.body or b'').decode(errors='replace').strip()}"
+                )
                 if error.response.status_code in FINAL_STATUS:
                     raise RemoteError("refused", f"{self._url} answers {reason}") from error
             except (OSError, ConnectionClosed, TimeoutError) as error:

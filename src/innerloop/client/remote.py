@@ -32,7 +32,9 @@ class RemotePolicy:
     `patience`: seconds to keep trying to connect, to wait for a warm server and for one answer.
     """
 
-    def __init__(self, url: str, *, token: str | None = None, session: str | None = None, patience: float = 60.0) -> None:
+    def __init__(
+        self, url: str, *, token: str | None = None, session: str | None = None, patience: float = 60.0
+    ) -> None:
         self._url = url
         self._token = token
         self._session = session
@@ -93,7 +95,9 @@ class RemotePolicy:
                 except ConnectionClosed as error:
                     self._socket = None
                     if error.rcvd is not None and error.rcvd.code in FINAL_CODES:
-                        raise RemoteError("refused", f"the server closed the connection: {error.rcvd.reason}") from error
+                        raise RemoteError(
+                            "refused", f"the server closed the connection: {error.rcvd.reason}"
+                        ) from error
                 except OSError:
                     pass
                 self._socket = None
@@ -121,7 +125,9 @@ class RemotePolicy:
                 self._socket, self._metadata = self._greet(until)
                 return
             except InvalidStatus as error:
-                reason = f"{error.response.status_code}: {(error.response.body or b'').decode(errors='replace').strip()}"
+                reason = (
+                    f"{error.response.status_code}: {(error.response.body or b'').decode(errors='replace').strip()}"
+                )
                 if error.response.status_code in FINAL_STATUS:
                     raise RemoteError("refused", f"{self._url} answers {reason}") from error
             except (OSError, ConnectionClosed, TimeoutError) as error:

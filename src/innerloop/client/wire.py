@@ -94,7 +94,9 @@ def headers(token: str | None) -> dict[str, str] | None:
 
 def _read_error(message: str) -> tuple[Any, RemoteError]:
     content = _json_object(message)
-    return content.get("id"), RemoteError(str(content.get("error", "failed")), str(content.get("message", message[:2000])))
+    return content.get("id"), RemoteError(
+        str(content.get("error", "failed")), str(content.get("message", message[:2000]))
+    )
 
 
 def _json_object(message: str) -> dict[str, Any]:

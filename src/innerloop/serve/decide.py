@@ -32,6 +32,29 @@ class BatchPolicy(Policy, Protocol):
         ...
 
 
+class SessionPolicy(Policy, Protocol):
+    """A policy whose sessions hold memory until they are ended."""
+
+    def session(self, name: str) -> Any:
+        """The session of this name; its `end()` gives the memory back."""
+        ...
+
+
+def end_session(policy: Policy, name: str) -> None:
+    """Forget a robot for good."""
+    if hasattr(policy, "session"):
+        keeping: SessionPolicy = policy  # type: ignore[assignment]
+        keeping.session(name).end()
+    else:
+        policy.reset(name)
+
+
+def close(policy: Policy) -> None:
+    """Free what a policy holds, where it has a `close`."""
+    if hasattr(policy, "close"):
+        policy.close()
+
+
 def decide(policy: Policy, batch: Sequence[Entry], limits: ActionLimits | None) -> list[Outcome]:
     """A chunk or the error of each entry, in order; never raises for what a policy or a request does."""
     if len(batch) > 1 and all(entry.request.rtc is None for entry in batch):
@@ -75,7 +98,7 @@ def self_check(policy: Policy) -> None:
         "prompt": "self-check",
     }
     chunks = [policy.infer(observation, seed=0, session="self-check") for _ in range(2)]
-    policy.reset("self-check")
+    end_session(policy, "self-check")
     check_finite(chunks[0].actions, "the actions of the self-check")
     if chunks[0].actions.tobytes() != chunks[1].actions.tobytes():
         raise InnerloopError(

@@ -247,7 +247,7 @@ def _check_setup(setup: RemotePolicyConfig, worker: Worker) -> None:
         raise RequestError("bad_request", "a feature of the policy instructions is not a map")
     if type(setup.actions_per_chunk) is not int or setup.actions_per_chunk < 1:
         raise RequestError("bad_request", "actions_per_chunk is not a positive whole number")
-    family = worker.policy.metadata.get("family") if worker.policy is not None else None
+    family = worker.policy.metadata.get("policy") if worker.policy is not None else None
     if family is not None and setup.policy_type != family:
         raise RequestError(
             "bad_request", f"the robot asks for policy type '{setup.policy_type}' and this server has '{family}'"

@@ -105,7 +105,10 @@ def _respond(status: HTTPStatus, kind: str, body: bytes, extra: list[tuple[str, 
             ("Connection", "close"),
             ("Cache-Control", "no-store"),
             ("X-Content-Type-Options", "nosniff"),
-            ("Content-Security-Policy", "default-src 'self'; img-src 'self' data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"),
+            (
+                "Content-Security-Policy",
+                "default-src 'self'; img-src 'self' data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'",
+            ),
             *(extra or []),
         ]
     )

@@ -114,9 +114,11 @@ def plain(value: Any) -> Any:
 def observation(images: Mapping[str, Any], state: Any, prompt: Any) -> dict[str, Any]:
     """An observation whose types are right and whose numbers are finite. Raises RequestError.
 
-    Pictures may be HWC, or CHW as openpi's ALOHA clients send them.
+    Pictures may be HWC, or CHW as openpi's ALOHA clients send them; None says that a robot lacks a camera.
     """
-    checked = {_short(str(name)): _picture(str(name), picture) for name, picture in images.items()}
+    checked = {
+        _short(str(name)): None if picture is None else _picture(str(name), picture) for name, picture in images.items()
+    }
     if len(checked) != len(images):
         raise RequestError("observation", "two pictures have the same camera name; give each camera its own")
     if not isinstance(prompt, str) or len(prompt) > MAX_PROMPT:

@@ -23,6 +23,7 @@ from innerloop.serve.websocket import Connection
 from innerloop.serve.worker import State, Worker
 
 log = logging.getLogger(__name__)
+FLUSH_SECONDS = 2.0  # the longest it waits for a client to take its last answer
 DRAIN_SECONDS = 30.0  # the longest a shutdown waits for decisions in flight
 
 
@@ -59,7 +60,7 @@ class Server:
         self._websockets: WebsocketServer | None = None
         self._transport: Transport | None = None
         self._housekeeping: asyncio.Task[None] | None = None
-        self._connected = 0
+        self._connections: set[Connection] = set()
 
     async def start(self) -> None:
         """Bind the ports, then begin to load: clients may connect and wait at once."""
@@ -103,7 +104,8 @@ class Server:
         done = asyncio.wrap_future(self.worker.drain())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(done, DRAIN_SECONDS)
-        await asyncio.sleep(0)  # answers of the last decision reach their connections first
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(each.flush() for each in self._connections)), FLUSH_SECONDS)
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         if self._transport is not None:
@@ -146,16 +148,17 @@ class Server:
         return GrootTransport(self.worker, self._settled, self.options)
 
     async def _serve_client(self, socket: ServerConnection) -> None:
-        if self._connected >= self.options.max_clients:
+        if len(self._connections) >= self.options.max_clients:
             await socket.close(1013, f"all {self.options.max_clients} places are taken; retry later")
             return
-        self._connected += 1
-        self.metrics.clients.set(self._connected)
+        connection = Connection(socket, self.worker, self.truth, self.options.rate)
+        self._connections.add(connection)
+        self.metrics.clients.set(len(self._connections))
         try:
-            await Connection(socket, self.worker, self.truth, self.options.rate).serve(self._settled)
+            await connection.serve(self._settled)
         finally:
-            self._connected -= 1
-            self.metrics.clients.set(self._connected)
+            self._connections.discard(connection)
+            self.metrics.clients.set(len(self._connections))
 
     async def _answer_http(self, _: ServerConnection, request: Request) -> Response | None:
         return await self._pages.answer(request)

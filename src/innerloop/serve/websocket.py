@@ -51,6 +51,10 @@ class Connection:
                 writer.cancel()
             self._worker.leave(self._client)
 
+    async def flush(self) -> None:
+        """Wait until every answer so far is on its way."""
+        await self._outbox.join()
+
     async def _greet(self, ready: asyncio.Event) -> bool:
         closed = asyncio.create_task(self._socket.wait_closed())
         waiting = asyncio.create_task(ready.wait())
@@ -121,5 +125,6 @@ class Connection:
         try:
             while True:
                 await self._socket.send(await self._outbox.get())
+                self._outbox.task_done()
         except ConnectionClosed:
             pass

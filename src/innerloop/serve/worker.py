@@ -1,6 +1,7 @@
 """The one thread that owns the engine. Network loops submit requests and get each answer exactly once."""
 
 import enum
+import functools
 import logging
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import TypeVar
 from innerloop.contract import Chunk, Policy
 from innerloop.contract.errors import InnerloopError
 from innerloop.process.action import ActionLimits
-from innerloop.serve.decide import decide, describe, self_check
+from innerloop.serve.decide import close, decide, describe, end_session, self_check
 from innerloop.serve.metrics import Metrics
 from innerloop.serve.pending import Entry, Pending
 from innerloop.serve.protocol import Reply, Request, RequestError
@@ -188,16 +189,22 @@ class Worker:
 
     def _end(self, names: list[str]) -> None:
         for name in names:
-            self._post(lambda name=name: self._forget(name))  # type: ignore[misc]
+            self._post(functools.partial(self._forget, name, True))
 
-    def _forget(self, session: str) -> None:
-        if self.policy is not None:
+    def _forget(self, session: str, for_good: bool = False) -> None:
+        if self.policy is None:
+            return
+        if for_good:
+            end_session(self.policy, session)
+        else:
             self.policy.reset(session)
 
     def _swap(self, load: Callable[[], Policy]) -> int:
         policy = load()
         self_check(policy)
-        self.policy = policy
+        old, self.policy = self.policy, policy
+        if old is not None and old is not policy:
+            close(old)
         self._seconds.clear()
         self.version += 1
         self.metrics.version(self.version)
@@ -225,6 +232,7 @@ class Worker:
             self._become(State.READY)
         while self._step():
             pass
+        close(self.policy)
         self._become(State.STOPPED)
 
     def _fail(self, error: Exception) -> None:

@@ -266,7 +266,11 @@ def _stack(name: str, value: Any, dimensions: int) -> np.ndarray:
 
 def _texts(language: Mapping[str, Any]) -> list[Any]:
     rows = next(iter(language.values()), None)
-    if len(language) != 1 or not isinstance(rows, list) or any(not isinstance(row, list) or len(row) != 1 for row in rows):
+    if (
+        len(language) != 1
+        or not isinstance(rows, list)
+        or any(not isinstance(row, list) or len(row) != 1 for row in rows)
+    ):
         raise RequestError("observation", "'language' is one key with [[text]] for each robot")
     return [row[0] for row in rows]
 

@@ -17,7 +17,9 @@ CAMERAS = ("base", "wrist")
 STATE_DIM, ACTION_DIM, HORIZON = 8, 7, 10
 
 
-def expected(observation: Mapping[str, Any], seed: int | None = None, noise: np.ndarray | None = None, bias: float = 0.0):
+def expected(
+    observation: Mapping[str, Any], seed: int | None = None, noise: np.ndarray | None = None, bias: float = 0.0
+):
     """What FakePolicy answers: a function of every byte of the inputs and of nothing else."""
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(observation["images"]):
@@ -38,7 +40,7 @@ class FakePolicy:
         self.resets: list[str] = []
         self.open: set[str] = set()
         self.calls = 0
-        self.metadata: dict[str, Any] = {"family": "fake", "fingerprint": "f00d", "precision": "fp32", **metadata}
+        self.metadata: dict[str, Any] = {"policy": "fake", "fingerprint": "f00d", "precision": "fp32", **metadata}
         if check:
             self.metadata |= {"cameras": CAMERAS, "state_dim": STATE_DIM, "action_dim": ACTION_DIM, "horizon": HORIZON}
 

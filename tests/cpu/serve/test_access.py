@@ -47,7 +47,10 @@ def test_a_public_bind_needs_a_token_or_the_flag(host):
     ServeOptions(host=host, allow_public=True).check()
 
 
-@pytest.mark.parametrize(("host", "local"), [("127.0.0.1", True), ("::1", True), ("localhost", True), ("127.0.0.2", True), ("10.0.0.1", False)])
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("127.0.0.2", True), ("10.0.0.1", False)],
+)
 def test_what_counts_as_loopback(host, local):
     assert is_loopback(host) is local
 
@@ -105,7 +108,10 @@ def test_a_websocket_without_the_token_is_turned_away_at_the_door():
 def test_pages_of_other_sites_cannot_reach_a_loopback_server():
     with Running(FakePolicy()) as server:
         server.ready()
-        with pytest.raises(InvalidStatus, match="403"), websockets.sync.client.connect(server.url, origin="https://evil.example"):
+        with (
+            pytest.raises(InvalidStatus, match="403"),
+            websockets.sync.client.connect(server.url, origin="https://evil.example"),
+        ):
             pass
         assert status(f"{server.http}/live", Host="evil.example") == 403  # a name that was made to point here
         assert status(f"{server.http}/live", Host="localhost:8000") == 200
@@ -142,8 +148,12 @@ def test_clients_beyond_the_limit_are_told_to_come_back():
 def certificate(tmp_path_factory):
     """A certificate for localhost and its key."""
     folder = tmp_path_factory.mktemp("tls")
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    subprocess.run([*command.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True)
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    )
+    subprocess.run(
+        [*command.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True
+    )
     return folder / "cert.pem", folder / "key.pem"
 
 
@@ -192,7 +202,9 @@ HOSTILE = {
     "an unknown previous chunk": spoiled(rtc={"previous": "yes"}),
     "a reset of nothing": pack({"reset": 5}),
     "text": "hello",
-    "two cameras of one name": spoiled(images={"base": np.zeros((8, 8, 3), np.uint8), "observation/base": np.zeros((8, 8, 3), np.uint8)}),
+    "two cameras of one name": spoiled(
+        images={"base": np.zeros((8, 8, 3), np.uint8), "observation/base": np.zeros((8, 8, 3), np.uint8)}
+    ),
 }
 
 
@@ -251,7 +263,14 @@ def test_frames_that_break_the_protocol_end_the_connection(open_server, frame, c
         policy.infer(observation(1))
 
 
-@pytest.mark.parametrize("head", [b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET " + b"x" * 100_000])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        b"GET " + b"x" * 100_000,
+    ],
+)
 def test_other_speech_on_the_port_is_hung_up_on(open_server, head):
     with socket.create_connection(("127.0.0.1", open_server.server.port), timeout=5) as raw:
         raw.sendall(head + b"\r\n\r\n")

@@ -213,7 +213,10 @@ HUGE_HEADER = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000
 
 
 def npy(header, body=b"12345678"):
-    return {"__ndarray_class__": True, "as_npy": b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + body}
+    return {
+        "__ndarray_class__": True,
+        "as_npy": b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + body,
+    }
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,9 @@ def npy(header, body=b"12345678"):
         msgpack.packb({"endpoint": "get_action", "data": {"observation": npy(HOSTILE_HEADER)}}),
         msgpack.packb({"endpoint": "get_action", "data": {"observation": npy(HUGE_HEADER)}}),
         msgpack.packb({"endpoint": "get_action", "data": {"observation": npy(b"[" * 200 + b"]" * 200)}}),
-        msgpack.packb({"endpoint": "get_action", "data": {"observation": {"__ndarray_class__": 1, "as_npy": b"PK\x03\x04"}}}),
+        msgpack.packb(
+            {"endpoint": "get_action", "data": {"observation": {"__ndarray_class__": 1, "as_npy": b"PK\x03\x04"}}}
+        ),
         msgpack.packb({"endpoint": "get_action", "data": {"observation": {}, "options": {"seed": -1}}}),
     ],
 )
@@ -255,7 +260,9 @@ def test_sessions_of_vanished_robots_end(serving):
     make, client = serving
     server = make(FakePolicy(delay=0.2, check=False), session_timeout=0.4).ready()
     gone = PolicyClient(server.server.port)
-    gone.socket.send(to_bytes({"endpoint": "get_action", "data": {"observation": batched(observation(1)), "options": {}}}))
+    gone.socket.send(
+        to_bytes({"endpoint": "get_action", "data": {"observation": batched(observation(1)), "options": {}}})
+    )
     wait_until(lambda: len(server.server.worker.sessions()) == 1)
     gone.close()
     wait_until(lambda: not server.server.worker.sessions(), 3)
@@ -263,6 +270,10 @@ def test_sessions_of_vanished_robots_end(serving):
 
 
 def test_arrays_survive_the_journey_in_both_orders():
-    for array in (np.arange(6, dtype=np.uint8).reshape(2, 3), np.asfortranarray(np.ones((2, 3), np.float64)), np.float32([])):
+    for array in (
+        np.arange(6, dtype=np.uint8).reshape(2, 3),
+        np.asfortranarray(np.ones((2, 3), np.float64)),
+        np.float32([]),
+    ):
         np.testing.assert_array_equal(decode(to_bytes({"a": array}))["a"], array)
     np.testing.assert_array_equal(from_bytes(encode({"a": np.eye(3)}))["a"], np.eye(3))

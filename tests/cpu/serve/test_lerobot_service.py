@@ -28,10 +28,20 @@ def helpers(monkeypatch):
     """A module under LeRobot's name with dataclasses like LeRobot's, so that pickles name them."""
     module = types.ModuleType(HELPERS)
     for name, fields in {
-        "TimedObservation": [("timestamp", float), ("timestep", int), ("observation", dict), ("must_go", bool, field(default=False))],
+        "TimedObservation": [
+            ("timestamp", float),
+            ("timestep", int),
+            ("observation", dict),
+            ("must_go", bool, field(default=False)),
+        ],
         "TimedAction": [("timestamp", float), ("timestep", int), ("action", object)],
         "RemotePolicyConfig": [
-            *(("policy_type", str), ("pretrained_name_or_path", str), ("lerobot_features", dict), ("actions_per_chunk", int)),
+            *(
+                ("policy_type", str),
+                ("pretrained_name_or_path", str),
+                ("lerobot_features", dict),
+                ("actions_per_chunk", int),
+            ),
             *(("device", str, field(default="cpu")), ("rename_map", dict, field(default_factory=dict))),
         ],
     }.items():

@@ -68,7 +68,9 @@ def test_seed_and_noise_are_part_of_the_request(connect):
         client = connect(server)
         seen, noise = observation(1), np.ones((HORIZON, 7), np.float32)
         np.testing.assert_array_equal(client.infer({**flat(seen), "seed": 4})["actions"], expected(seen, 4))
-        np.testing.assert_array_equal(client.infer({**flat(seen), "noise": noise})["actions"], expected(seen, None, noise))
+        np.testing.assert_array_equal(
+            client.infer({**flat(seen), "noise": noise})["actions"], expected(seen, None, noise)
+        )
 
 
 def test_other_openpi_layouts_of_an_observation(connect):
@@ -121,7 +123,12 @@ def test_an_error_is_told_and_the_connection_goes_on(connect):
     with Running(FakePolicy()) as server:
         server.ready()
         client = connect(server)
-        for prompt, code in (("refuse", "observation"), ("explode", "non_finite"), ("nan", "non_finite"), ("crash", "failed")):
+        for prompt, code in (
+            ("refuse", "observation"),
+            ("explode", "non_finite"),
+            ("nan", "non_finite"),
+            ("crash", "failed"),
+        ):
             with pytest.raises(RuntimeError, match=f'"error": "{code}"'):
                 client.infer(flat(observation(1, prompt=prompt)))
         broken = observation(1)

@@ -34,7 +34,10 @@ def used():
     """A server that has answered two robots and refused a late request."""
     with Running(FakePolicy(delay=0.004, precision_requested="bf16")) as server:
         server.ready()
-        with RemotePolicy(server.url, session="left arm") as left, RemotePolicy(server.url, session="<b>right</b>") as right:
+        with (
+            RemotePolicy(server.url, session="left arm") as left,
+            RemotePolicy(server.url, session="<b>right</b>") as right,
+        ):
             for number in range(40):
                 left.infer(observation(number, size=224), episode=3)
                 right.infer(observation(number, size=96))
@@ -49,7 +52,11 @@ def test_the_truth_says_what_really_runs(used):
     assert truth["metadata"]["fingerprint"] == "f00d"
     assert truth["metadata"]["cameras"] == ["base", "wrist"]
     assert (truth["metadata"]["state_dim"], truth["metadata"]["action_dim"], truth["metadata"]["horizon"]) == (8, 7, 10)
-    assert (truth["running"]["precision"], truth["running"]["kernels"], truth["running"]["device"]) == ("fp32", "reference", "cpu")
+    assert (truth["running"]["precision"], truth["running"]["kernels"], truth["running"]["device"]) == (
+        "fp32",
+        "reference",
+        "cpu",
+    )
     assert truth["options"]["host"] == "127.0.0.1"
     assert truth["options"]["token"] is False
     assert truth["memory"]["host_peak_bytes"] > 1 << 20
@@ -58,11 +65,15 @@ def test_the_truth_says_what_really_runs(used):
 
 def test_metrics_count_what_happened(used):
     families = {family.name: family for family in text_string_to_metric_families(get(used, "/metrics").decode())}
-    outcomes = {s.labels["outcome"]: s.value for s in families["innerloop_requests"].samples if s.name.endswith("_total")}
+    outcomes = {
+        s.labels["outcome"]: s.value for s in families["innerloop_requests"].samples if s.name.endswith("_total")
+    }
     assert outcomes == {"ok": 81, "late": 1}
     misses = [s.value for s in families["innerloop_deadline_misses"].samples if s.name.endswith("_total")]
     assert misses == [1]
-    counts = {s.labels["stage"]: s.value for s in families["innerloop_stage_seconds"].samples if s.name.endswith("_count")}
+    counts = {
+        s.labels["stage"]: s.value for s in families["innerloop_stage_seconds"].samples if s.name.endswith("_count")
+    }
     assert counts["infer"] >= 81
     assert counts["policy.action"] == 81
     assert families["innerloop_sessions"].samples[0].value == 2
@@ -92,7 +103,13 @@ class Browser:
     """Headless Chromium over its DevTools socket."""
 
     def __init__(self, folder: Path) -> None:
-        options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", "--disable-background-networking"]
+        options = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-port=0",
+            "--disable-background-networking",
+        ]
         self._process = subprocess.Popen(
             [CHROMIUM, *options, "--window-size=1280,1400", f"--user-data-dir={folder}", "about:blank"],
             stdout=subprocess.DEVNULL,
@@ -152,10 +169,14 @@ def test_the_page_in_a_browser(used, tmp_path):
         assert browser.value("document.querySelector('figure img').naturalWidth") == 224
         assert browser.value("document.querySelector('polyline').getAttribute('points').split(' ').length") == 81
         assert browser.value("document.documentElement.scrollWidth <= innerWidth")
-        assert {urllib.parse.urlsplit(url).netloc for url in browser.requested} == {urllib.parse.urlsplit(used.http).netloc}
+        assert {urllib.parse.urlsplit(url).netloc for url in browser.requested} == {
+            urllib.parse.urlsplit(used.http).netloc
+        }
         assert browser.complaints == []
         for name, width in (("wide", 1280), ("phone", 390)):
-            browser.command("Emulation.setDeviceMetricsOverride", width=width, height=1400, deviceScaleFactor=1, mobile=False)
+            browser.command(
+                "Emulation.setDeviceMetricsOverride", width=width, height=1400, deviceScaleFactor=1, mobile=False
+            )
             time.sleep(0.3)
             assert browser.value("document.documentElement.scrollWidth <= innerWidth")
             shot = base64.b64decode(browser.command("Page.captureScreenshot")["data"])

@@ -219,7 +219,9 @@ def test_weights_are_replaced_between_two_decisions(asking):
         while not stop.is_set():
             done = threading.Event()
             given = observation(number)
-            one.worker.submit(Request(given, name), name, lambda r, given=given, done=done: (seen.append((given, r)), done.set()))
+            one.worker.submit(
+                Request(given, name), name, lambda r, given=given, done=done: (seen.append((given, r)), done.set())
+            )
             done.wait(5)
             number += 1
 
@@ -273,7 +275,11 @@ def test_a_policy_that_cannot_be_loaded_is_reported_to_who_waits():
     worker.start()
     worker.submit(Request(observation(0), "a"), "a", replies.append)
     wait_until(lambda: len(replies) == 1)
-    assert (replies[0].code, worker.state, str(worker.failure)) == ("failed", State.FAILED, "the checkpoint has no statistics")
+    assert (replies[0].code, worker.state, str(worker.failure)) == (
+        "failed",
+        State.FAILED,
+        "the checkpoint has no statistics",
+    )
 
 
 def test_previous_chunks_go_only_to_policies_that_take_them(asking):
@@ -288,3 +294,28 @@ def test_previous_chunks_go_only_to_policies_that_take_them(asking):
     continuing.ask(0, rtc=previous)
     assert (plain.wait(1), continuing.wait(1)) == ({0: "bad_request"}, {0: "ok"})
     assert continuing.policy.given is previous
+
+
+def test_eight_robots_in_closed_loops_get_three_times_the_throughput_of_one(asking):
+    def decisions(one, robots):
+        end = time.monotonic() + 0.8
+        counts = [0] * robots
+
+        def loop(robot):
+            while time.monotonic() < end:
+                done = threading.Event()
+                one.worker.submit(
+                    Request(observation(robot, size=8), f"r{robot}"), f"r{robot}", lambda _, done=done: done.set()
+                )
+                assert done.wait(5)
+                counts[robot] += 1
+
+        threads = [threading.Thread(target=loop, args=(robot,)) for robot in range(robots)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return sum(counts)
+
+    one = asking(BatchingPolicy(delay=0.03))
+    assert decisions(one, 8) >= 3 * decisions(one, 1)

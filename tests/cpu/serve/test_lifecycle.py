@@ -1,0 +1,187 @@
+"""A server as a process: warm before ready, drained on SIGTERM, new weights on SIGHUP, the engine's own policy."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serving_fakes import FakePolicy, Running, expected, observation, wait_until
+from websockets.sync.client import connect
+
+import innerloop
+from innerloop.client import RemoteError, RemotePolicy
+from innerloop.contract.errors import InnerloopError
+
+HERE = Path(__file__).parent
+TINY = HERE.parents[2] / "examples" / "checkpoints" / "tiny-pi05"
+PROGRAM = """
+import pathlib, sys
+from serving_fakes import FakePolicy
+from innerloop.serve.access import ServeOptions
+from innerloop.serve.server import run_server
+
+def load():
+    text = pathlib.Path("weights").read_text()
+    if text == "broken":
+        raise RuntimeError("the weights are broken")
+    return FakePolicy(delay=float(sys.argv[2]), bias=float(text))
+
+run_server(load, ServeOptions(port=int(sys.argv[1])))
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def health(port):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+    except OSError:
+        return None
+
+
+@pytest.fixture
+def process(tmp_path):
+    """A function (weights, delay) -> (process, port); the file `weights` is the bias that its policy adds."""
+    started = []
+
+    def start(weights="0", delay="0"):
+        (tmp_path / "weights").write_text(weights)
+        port = free_port()
+        command = [sys.executable, "-c", PROGRAM, str(port), delay]
+        environment = {"PYTHONPATH": f"{HERE}:{HERE.parents[2] / 'src'}", "PATH": "/usr/bin:/bin"}
+        one = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+        started.append(one)
+        return one, port
+
+    yield start
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+def test_sigterm_drains_and_sighup_replaces_the_weights(process, tmp_path):
+    server, port = process(delay="0.4")
+    wait_until(lambda: health(port) == 200, 30)
+    with RemotePolicy(f"ws://127.0.0.1:{port}", patience=10) as policy:
+        assert policy.infer(observation(1)).weights_version == 0
+        (tmp_path / "weights").write_text("broken")
+        server.send_signal(signal.SIGHUP)
+        time.sleep(0.2)
+        assert policy.infer(observation(1)).weights_version == 0
+        (tmp_path / "weights").write_text("5")
+        server.send_signal(signal.SIGHUP)
+        wait_until(lambda: policy.infer(observation(1)).weights_version == 1, 10)
+        np.testing.assert_array_equal(policy.infer(observation(2)).actions, expected(observation(2), bias=5.0))
+        answers = []
+        asking = threading.Thread(target=lambda: answers.append(policy.infer(observation(3))))
+        asking.start()
+        time.sleep(0.15)
+        server.send_signal(signal.SIGTERM)
+        asking.join(5)
+        np.testing.assert_array_equal(answers[0].actions, expected(observation(3), bias=5.0))
+    assert server.wait(10) == 0
+    assert health(port) is None
+
+
+def test_a_policy_that_cannot_be_loaded_ends_the_process_with_the_reason(process):
+    server, _ = process(weights="broken")
+    _, errors = server.communicate(timeout=30)
+    assert server.returncode == 1
+    assert "the weights are broken" in errors
+
+
+def test_a_failed_warm_up_is_told_to_clients_that_wait():
+    gate = threading.Event()
+
+    def load():
+        gate.wait(10)
+        raise InnerloopError("the checkpoint has no statistics")
+
+    with Running(load) as server:
+        assert health(server.server.port) == 503
+        with connect(server.url) as waiting:
+            gate.set()
+            with pytest.raises(Exception, match="1011"):
+                waiting.recv(timeout=5)
+        assert health(server.server.port) == 500
+        with pytest.raises(InnerloopError, match="no statistics"):
+            server.ready()
+
+
+def test_a_draining_server_refuses_new_work_and_finishes_the_old():
+    with Running(FakePolicy(delay=0.5, check=False)) as server:
+        server.ready()
+        with RemotePolicy(server.url) as first, RemotePolicy(server.url, patience=1) as second:
+            answers = []
+            asking = threading.Thread(target=lambda: answers.append(first.infer(observation(1))))
+            asking.start()
+            time.sleep(0.1)
+            stopping = threading.Thread(target=server.stop)
+            stopping.start()
+            time.sleep(0.1)
+            assert health(server.server.port) == 503
+            with pytest.raises(RemoteError, match="draining"):
+                second.infer(observation(2))
+            asking.join(5)
+            stopping.join(5)
+    np.testing.assert_array_equal(answers[0].actions, expected(observation(1)))
+
+
+def test_the_first_call_is_as_fast_as_the_next():
+    """Everything slow happens before the server says it is ready."""
+
+    def load():
+        time.sleep(0.3)
+        return FakePolicy(delay=0.002)
+
+    with Running(load) as server:
+        server.ready()
+        with RemotePolicy(server.url) as policy:
+            times = []
+            for number in range(50):
+                started = time.perf_counter()
+                policy.infer(observation(number))
+                times.append(time.perf_counter() - started)
+    assert times[0] < 3 * np.median(times[1:]) + 0.01
+
+
+def test_a_real_checkpoint_is_served_bit_for_bit():
+    def load():
+        return innerloop.load(TINY, device="cpu", precision="fp32")
+
+    local = load()
+    with Running(load) as server:
+        server.ready()
+        with RemotePolicy(server.url, session="arm") as policy:
+            assert policy.metadata["fingerprint"] == local.metadata["fingerprint"]
+            random = np.random.default_rng(0)
+            for seed in range(4):
+                seen = {
+                    "images": {
+                        name: random.integers(0, 256, (120, 160, 3), np.uint8) for name in policy.metadata["cameras"]
+                    },
+                    "state": random.uniform(-1, 1, policy.metadata["state_dim"]).astype(np.float32),
+                    "prompt": f"pick up block {seed}",
+                }
+                chunk = policy.infer(seen, seed=seed)
+                np.testing.assert_array_equal(chunk.actions, local.infer(seen, seed=seed).actions)
+                assert chunk.receipt["fingerprint"] == local.metadata["fingerprint"]
+            with pytest.raises(RemoteError, match="state has 3 values"):
+                policy.infer({**seen, "state": np.zeros(3, np.float32)})
+        wait_until(lambda: server.server.worker.policy.runtime.sessions == ())
+    local.close()
