@@ -319,8 +319,9 @@ def assemble(
     )
     plans = family.plans(model, placement.batch, placement.dtype, mark)
     tuned = _take_tuning(placement.device)
+    samples = {capacity: family.sample(config, placement.batch, capacity) for capacity in plans}
     with use_kernels(placement.kernels):  # the machine keeps the choice
-        runtime = Machine(plans, placement.device)
+        runtime = Machine(plans, placement.device, samples=samples)
     clock.append(time.perf_counter())
     parts = dict(zip(("allocate", "weights", "capture"), np.diff(clock).tolist(), strict=True))
     return LoadedPolicy(

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 from innerloop.blocks import prefix
@@ -131,3 +133,18 @@ def suffix_rotary(b: Tensors, start: int, rows: int) -> tuple[torch.Tensor, torc
 def capacities(largest: int, usual: tuple[int, ...]) -> tuple[int, ...]:
     """Prompt capacities to capture: the usual ones below the checkpoint's own, and that one."""
     return (*(c for c in usual if c < largest), largest)
+
+
+def sample(shape: Shape, capacity: int) -> dict[str, Any]:
+    """Made-up inputs that use a plan to its full: 640x480 frames and a prompt of `capacity` tokens."""
+    c, p, b = shape.config, shape.layout, shape.batch
+    rng = np.random.default_rng(0)
+    height, width = 480, 640
+    return {
+        "frames": [rng.integers(0, 256, height * width * 3, dtype=np.uint8) for _ in range(b * p.cameras)],
+        "frame_sizes": np.full((b, p.cameras, 2), (height, width), np.int32),
+        "camera_mask": np.ones((b, p.cameras), np.int32),
+        "tokens": rng.integers(0, c.language.vocab_size, (b, p.capacity), dtype=np.int32),
+        "prompt_length": np.full((b, 1), capacity, np.int32),
+        "noise": rng.standard_normal((b, c.chunk, c.max_action_dim), dtype=np.float32),
+    }

@@ -73,10 +73,7 @@ class Plan:
                 for s in self.stages
             ],
             "edges": [
-                {"from": writer[r], "to": s.name, "buffer": r}
-                for s in self.stages
-                for r in s.reads
-                if r in writer
+                {"from": writer[r], "to": s.name, "buffer": r} for s in self.stages for r in s.reads if r in writer
             ],
         }
 
@@ -120,9 +117,7 @@ class Plan:
             if buffer.role is Role.OUTPUT and buffer.name not in written:
                 raise PlanError(f"plan {self.name}: output '{buffer.name}' is written by no stage")
 
-    def _check_read(
-        self, stage: Stage, name: str, written: Mapping[str, str], all_writers: Mapping[str, str]
-    ) -> None:
+    def _check_read(self, stage: Stage, name: str, written: Mapping[str, str], all_writers: Mapping[str, str]) -> None:
         if self.buffers[name].role is Role.INPUT or name in written:
             return
         if name in stage.writes:

@@ -53,6 +53,8 @@ class Widths(Protocol):
     def action(self) -> int: ...
     @property
     def max_action(self) -> int: ...
+    @property
+    def chunk(self) -> int: ...
 
 
 class Processor(Protocol):
@@ -79,5 +81,6 @@ class Family:
     float32: tuple[str, ...]  # parameter name patterns kept in float32 at any precision
     name_table: Callable[[Any], NameTable]
     plans: Callable[[Any, int, torch.dtype, str], dict[int, Plan]]  # model, batch, dtype, fingerprint
+    sample: Callable[[Any, int, int], dict[str, Any]]  # config, batch, capacity -> inputs for warm-up and self-check
     default: Callable[[int, int, int], Any]  # cameras, chunk, steps -> config of the published full size
     synthetic: Callable[[Any], Processor]  # processing for random weights

@@ -3,7 +3,7 @@
 from innerloop.blocks.flow_checkpoint import reading
 from innerloop.policies.interface import Family
 from innerloop.policies.pi0.model import FLOAT32, Pi0
-from innerloop.policies.pi0.plan import build
+from innerloop.policies.pi0.plan import build, sample
 from innerloop.policies.pi0.weights import name_table
 
 PI0 = Family(
@@ -13,5 +13,6 @@ PI0 = Family(
     float32=FLOAT32,
     name_table=name_table,
     plans=build,
+    sample=sample,
     **reading("pi0", mark="action_time_mlp_in.weight", prompt_capacity=48)._asdict(),
 )

@@ -1,9 +1,13 @@
 """pi0 as stages over buffers; the state token runs once an observation, not once a step."""
 
+from typing import Any
+
+import numpy as np
 import torch
 
 from innerloop.blocks import flow_plan
 from innerloop.blocks.expert import Cache
+from innerloop.blocks.flow_config import FlowConfig
 from innerloop.blocks.flow_plan import Tensors
 from innerloop.contract import Buffer, Plan, Role, Stage
 from innerloop.kernels import skinny
@@ -81,3 +85,10 @@ def _action_stage(model: Pi0, row: int) -> Stage:
         *("key_valid", "rotary_cos", "rotary_sin", "time_table", "action_table"),
     )
     return Stage("action", run, reads, ("actions", "cache_keys", "cache_values"))
+
+
+def sample(config: FlowConfig, batch: int, capacity: int) -> dict[str, Any]:
+    """Made-up inputs that use the plan to its full."""
+    shape = flow_plan.Shape(config, config.layout(1), batch, torch.float32)
+    state = np.random.default_rng(1).standard_normal((batch, config.max_state_dim), dtype=np.float32)
+    return {**flow_plan.sample(shape, capacity), "state": state}

@@ -3,7 +3,7 @@
 from innerloop.blocks.flow_checkpoint import reading
 from innerloop.policies.interface import Family
 from innerloop.policies.pi05.model import FLOAT32, Pi05
-from innerloop.policies.pi05.plan import build
+from innerloop.policies.pi05.plan import build, sample
 from innerloop.policies.pi05.weights import name_table
 
 PI05 = Family(
@@ -13,5 +13,6 @@ PI05 = Family(
     float32=FLOAT32,
     name_table=name_table,
     plans=build,
+    sample=sample,
     **reading("pi05", mark="time_mlp_in.weight", prompt_capacity=200)._asdict(),
 )

@@ -1,9 +1,12 @@
 """pi0.5 as stages over buffers."""
 
+from typing import Any
+
 import torch
 
 from innerloop.blocks import flow_plan
 from innerloop.blocks.expert import Cache
+from innerloop.blocks.flow_config import FlowConfig
 from innerloop.blocks.flow_plan import Tensors
 from innerloop.contract import Buffer, Plan, Role, Stage
 from innerloop.kernels import skinny
@@ -59,3 +62,8 @@ def _action_stage(model: Pi05, start: int) -> Stage:
 
 def _write(b: Tensors, name: str, value: torch.Tensor) -> None:
     b[name].copy_(value)
+
+
+def sample(config: FlowConfig, batch: int, capacity: int) -> dict[str, Any]:
+    """Made-up inputs that use the plan to its full."""
+    return flow_plan.sample(flow_plan.Shape(config, config.layout(0), batch, torch.float32), capacity)
