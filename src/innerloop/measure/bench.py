@@ -143,21 +143,16 @@ def time_reference(other: Reference, workload: Workload) -> float:
 
 
 def origin(subject: Subject, workload: Workload, command: str, clocks: dict[str, float]) -> dict[str, Any]:
-    """The fields that every kind of record has."""
+    """The fields of record.PolicyRecord."""
     facts = subject.facts
     return {
         "policy": facts.policy,
         "weights": facts.weights,
-        "device": provenance.device_name(subject.device),
         "dtype": facts.dtype,
         "precision": facts.precision,
         "fingerprint": facts.fingerprint,
         "inputs": provenance.inputs_digest(workload.observations, workload.noises),
-        "command": command,
-        "commit": provenance.commit(),
-        "time": provenance.now(),
-        "versions": provenance.versions(subject.device),
-        "clocks": clocks,
+        **provenance.machine(subject.device, command, clocks),
     }
 
 

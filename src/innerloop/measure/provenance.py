@@ -66,6 +66,18 @@ def commit() -> str:
     return _output([*git, "rev-parse", "HEAD"]) + ("+dirty" if changed else "")
 
 
+def machine(device: torch.device, command: str, clocks_found: dict[str, float]) -> dict[str, Any]:
+    """The fields of record.Record."""
+    return {
+        "device": device_name(device),
+        "command": command,
+        "commit": commit(),
+        "time": now(),
+        "versions": versions(device),
+        "clocks": clocks_found,
+    }
+
+
 def now() -> str:
     """UTC, ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

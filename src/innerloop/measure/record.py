@@ -20,17 +20,11 @@ class RecordError(InnerloopError):
 class Record:
     """What every kind of record says about where its figures come from. Subclasses add the figures.
 
-    weights: "random" or a digest. inputs: a digest of observations and noise. commit: ends in "+dirty" when the
-    working tree differed. clocks: MHz, watts and degrees as found right after the run. time: UTC, ISO 8601.
+    commit: ends in "+dirty" when the working tree differed. clocks: MHz, watts and degrees as found right after the
+    run. time: UTC, ISO 8601.
     """
 
-    policy: str
-    weights: str
     device: str
-    dtype: str
-    precision: str
-    fingerprint: str
-    inputs: str
     command: str
     commit: str
     time: str
@@ -55,7 +49,19 @@ class Record:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencyRecord(Record):
+class PolicyRecord(Record):
+    """A record of one policy. weights: "random" or a digest. inputs: a digest of observations and noise."""
+
+    policy: str
+    weights: str
+    dtype: str
+    precision: str
+    fingerprint: str
+    inputs: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyRecord(PolicyRecord):
     """One policy's whole call, in milliseconds. `stages` maps the seven stages to their p50.
 
     kernels: what really ran. memory_bytes: on the device, planned. quantiles_ms: percent -> milliseconds. unattributed_ms: p50 of the call minus the sum of the stages' p50.
@@ -116,7 +122,7 @@ class Rung:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LadderRecord(Record):
+class LadderRecord(PolicyRecord):
     """The same decisions through ever more of the machinery. `share` of a rung is its part of the whole saving."""
 
     batch: int
@@ -141,7 +147,7 @@ class BatchRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchRecord(Record):
+class BatchRecord(PolicyRecord):
     """Latency and throughput as the batch grows."""
 
     views: int
@@ -165,7 +171,7 @@ class ControlRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControlRecord(Record):
+class ControlRecord(PolicyRecord):
     """Whether the policy or the robot is the limit. flip_ms: the latency at which that changes."""
 
     chunk: int
@@ -192,7 +198,7 @@ class RefreshRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefreshRecord(Record):
+class RefreshRecord(PolicyRecord):
     """Latency by what changed since the last decision."""
 
     ticks: int
@@ -200,7 +206,7 @@ class RefreshRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapsulesRecord(Record):
+class CapsulesRecord(PolicyRecord):
     """Saving and restoring one session's state, p50 milliseconds, by where the capsule lives."""
 
     bytes: int
@@ -227,14 +233,14 @@ class OperatorRow:
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorsRecord(Record):
-    """Operators of a policy at its real shapes."""
+    """Operators at the shapes that policies give them."""
 
     ceilings: dict[str, float]
     rows: list[OperatorRow]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuccessRecord(Record):
+class SuccessRecord(PolicyRecord):
     """Closed-loop success with its 95 % interval, and everything it depends on."""
 
     task: str
@@ -255,7 +261,9 @@ def _kind(schema: type[Record]) -> str:
     return schema.__name__.removesuffix("Record").lower()
 
 
-SCHEMAS: dict[str, type[Record]] = {_kind(schema): schema for schema in Record.__subclasses__()}
+SCHEMAS: dict[str, type[Record]] = {
+    _kind(schema): schema for schema in (*PolicyRecord.__subclasses__(), OperatorsRecord)
+}
 
 
 def parse(data: dict[str, Any]) -> Record:

@@ -13,6 +13,7 @@ from innerloop.measure.record import (
     LadderRecord,
     LatencyRecord,
     OperatorsRecord,
+    PolicyRecord,
     Record,
     RefreshRecord,
     SuccessRecord,
@@ -192,14 +193,9 @@ def method_table(records: Sequence[Record]) -> str:
             warm = f"{r.warmup}, then {r.ticks}" + ("" if r.settled else " (not settled)")
         clocks = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in r.clocks.items())
         kept = {name: version for name, version in r.versions.items() if name not in ("os", "machine")}
-        row = [
-            f"{r.kind}: {_title(r)}",
-            r.device,
-            clocks,
-            ", ".join(f"{n} {v}" for n, v in kept.items()),
-            r.weights[:12],
-        ]
-        rows.append([*row, r.inputs, warm, _short(r.commit), r.time, f"`{r.command}`"])
+        row = [f"{r.kind}: {_title(r)}", r.device, clocks, ", ".join(f"{n} {v}" for n, v in kept.items())]
+        row += [r.weights[:12], r.inputs] if isinstance(r, PolicyRecord) else ["", ""]
+        rows.append([*row, warm, _short(r.commit), r.time, f"`{r.command}`"])
     return table(head, rows)
 
 
@@ -226,7 +222,7 @@ def _title(record: Record) -> str:
         )
     if isinstance(record, LadderRecord | BatchRecord):
         return f"{record.policy} {record.precision}, {record.views} cam, {record.prompt_tokens} tok, {record.chunk}"
-    return f"{record.policy} {record.precision}"
+    return f"{record.policy} {record.precision}" if isinstance(record, PolicyRecord) else "operators"
 
 
 def _same(identical: bool) -> str:
@@ -239,7 +235,8 @@ def _short(commit: str) -> str:
 
 
 def _order(record: Record) -> tuple[Any, ...]:
+    name = (record.policy, record.precision) if isinstance(record, PolicyRecord) else ()
     sizes: tuple[int, ...] = ()
     if isinstance(record, LatencyRecord):
         sizes = (record.batch, record.views, record.prompt_tokens, record.chunk)
-    return (record.kind, record.device, record.policy, record.precision, sizes, record.time)
+    return (record.kind, record.device, name, sizes, record.time)

@@ -162,7 +162,7 @@ def make_records() -> dict[str, Record]:
             **origin, bytes=10**7, ticks=500, snapshot_ms={"gpu": 0.1}, restore_ms={"gpu": 0.1}, identical=True
         ),
         record.OperatorsRecord(
-            **origin,
+            **{name: origin[name] for name in ("device", "command", "commit", "time", "versions", "clocks")},
             ceilings={"copy_gb_s": 4300.0},
             rows=[
                 record.OperatorRow(
