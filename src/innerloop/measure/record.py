@@ -64,7 +64,8 @@ class PolicyRecord(Record):
 class LatencyRecord(PolicyRecord):
     """One policy's whole call, in milliseconds. `stages` maps the seven stages to their p50.
 
-    kernels: what really ran. memory_bytes: on the device, planned. quantiles_ms: percent -> milliseconds. unattributed_ms: p50 of the call minus the sum of the stages' p50.
+    kernels: what really ran. memory_bytes: on the device, planned. quantiles_ms: percent -> milliseconds.
+    unattributed_ms: p50 of the call minus the sum of the stages' p50.
     agreement: name -> cosine, max_abs of normalised actions. against: name -> p50 of another implementation.
     """
 

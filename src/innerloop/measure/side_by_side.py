@@ -17,7 +17,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 class Bench:
-    """Opens policies for one set of options; the official side, where it is wanted, is opened once and gives weights."""
+    """Opens policies for one set of options; the official side, where wanted, is opened once and gives the weights."""
 
     def __init__(self, options: BenchOptions) -> None:
         unknown = set(options.against) - {LEROBOT, COMPILED}

@@ -151,5 +151,5 @@ def _profiled(decision: Decision) -> Profiled:
 
 
 def _stage_times(timing: Mapping[str, float]) -> dict[str, float]:
-    """Milliseconds by stage; programs are named plan/stage where capacities differ, and a+b where stages were merged."""
+    """Milliseconds by stage; programs are named plan/stage where capacities differ, a+b where stages were merged."""
     return {name.rpartition("/")[2]: ms for name, ms in timing.items() if name not in ("run", COPY_IN)}
