@@ -10,7 +10,7 @@ import numpy as np
 
 from innerloop.client.packing import pack, unpack
 
-PROTOCOL = "innerloop.v1"
+PROTOCOL = "innerloop.v1"  # websocket subprotocol of clients that understand status messages
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds between attempts to connect
 
 

@@ -10,7 +10,6 @@ from innerloop.client.packing import MessageError
 from innerloop.contract.errors import InnerloopError
 from innerloop.contract.policy import Chunk
 
-PROTOCOL = "innerloop.v1"  # websocket subprotocol of clients that understand status messages
 MAX_PROMPT = 8192  # characters
 MAX_NAME = 128  # characters of a session or episode id
 

@@ -13,11 +13,11 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
+from innerloop.client.wire import PROTOCOL
 from innerloop.contract import Policy
 from innerloop.serve.access import ServeOptions
 from innerloop.serve.metrics import Metrics
 from innerloop.serve.pages import Pages
-from innerloop.serve.protocol import PROTOCOL
 from innerloop.serve.truth import Truth
 from innerloop.serve.websocket import Connection
 from innerloop.serve.worker import State, Worker

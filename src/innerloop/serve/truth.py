@@ -6,9 +6,10 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from innerloop.client.wire import PROTOCOL
 from innerloop.serve.access import ServeOptions
 from innerloop.serve.metrics import Metrics
-from innerloop.serve.protocol import PROTOCOL, plain
+from innerloop.serve.protocol import plain
 from innerloop.serve.worker import Worker
 
 

@@ -13,8 +13,9 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from innerloop.client.packing import MessageError, pack, unpack
+from innerloop.client.wire import PROTOCOL
 from innerloop.serve.access import Rate
-from innerloop.serve.protocol import PROTOCOL, Reply, RequestError, read_request, write_error, write_reply
+from innerloop.serve.protocol import Reply, RequestError, read_request, write_error, write_reply
 from innerloop.serve.truth import Truth
 from innerloop.serve.worker import State, Worker
 

@@ -139,3 +139,30 @@ def test_clients_come_and_go_and_the_weights_are_loaded_once():
             with RemotePolicy(server.url) as policy:
                 np.testing.assert_array_equal(policy.infer(observation(number)).actions, expected(observation(number)))
     assert loads == [1]
+
+
+def test_the_self_test_names_the_step_that_fails():
+    from innerloop.client.__main__ import check
+
+    class Wandering(FakePolicy):
+        def infer(self, *arguments, **options):
+            self.bias += self.metadata["drift"]
+            return super().infer(*arguments, **options)
+
+    def run(policy):
+        said = []
+        with Running(policy) as server:
+            server.ready()
+            policy.metadata["drift"] = 1.0
+            passed = check(server.url, None, 2.0, said.append)
+        return passed, [line.split(",")[0].split(" p50")[0] for line in said]
+
+    assert run(FakePolicy()) == (True, ["connect: ok", "decide: ok", "finite: ok", "repeat: ok", "latency:"])
+    assert run(Wandering(drift=0.0)) == (
+        False,
+        ["connect: ok", "decide: ok", "finite: ok", "repeat: FAILED", "latency:"],
+    )
+    assert run(FakePolicy(check=False))[1] == ["connect: ok", "decide: FAILED"]
+    said = []
+    assert not check("ws://127.0.0.1:9", None, 0.2, said.append)
+    assert said[0].startswith("connect: FAILED, connection: ws://127.0.0.1:9 could not be reached")
