@@ -1,5 +1,6 @@
 """One policy's figures: gated by parity, clocked as a whole and by stage, held against the machine's roof."""
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,9 +70,10 @@ def bench(subject: Subject, workload: Workload, run: Run, against: Sequence[Refe
     agreement = check_parity(subject, workload, against)
     ceilings = measure_ceilings(subject.device)
     settled = clock_calls(subject, workload, run.ticks)
-    clocks = provenance.clocks(subject.device)
-    stages = measure_stages(subject, workload, ceilings, min(run.ticks, STAGE_TICKS))
+    times = clock_stages(subject, workload, min(run.ticks, STAGE_TICKS))
+    clocks = clocks_under_load(subject, workload)
     others = {other.name: time_reference(other, workload) for other in against}
+    stages = stage_figures(subject, workload, ceilings, times)  # last: a profiler may slow what runs after it
     facts, prepared = subject.facts, first(subject, workload)
     return LatencyRecord(
         **origin(subject, workload, run.command, clocks),
@@ -105,9 +107,11 @@ def check_parity(subject: Subject, workload: Workload, against: Sequence[Referen
     return found
 
 
-def measure_stages(subject: Subject, workload: Workload, ceilings: Ceilings, ticks: int) -> StageFigures:
-    """The pass that takes the call apart, with work, launches and roof of every stage."""
-    times = {name: Distribution.of(ms) for name, ms in clock_stages(subject, workload, ticks).items()}
+def stage_figures(
+    subject: Subject, workload: Workload, ceilings: Ceilings, samples: Mapping[str, Sequence[float]]
+) -> StageFigures:
+    """Distribution, work, launches and roof of every stage."""
+    times = {name: Distribution.of(ms) for name, ms in samples.items()}
     prepared = first(subject, workload)
     plan = subject.plans[prepared.capacity]
     costs = dict.fromkeys(SEVEN, Cost())
@@ -125,6 +129,12 @@ def measure_stages(subject: Subject, workload: Workload, ceilings: Ceilings, tic
     for name in DEVICE_STAGES:
         roofs[name] = device_roof(costs[name], launches[name], times[name].p50, ceilings, rate, cache)
     return StageFigures(times, costs, launches, roofs)
+
+
+def clocks_under_load(subject: Subject, workload: Workload) -> dict[str, float]:
+    """Clocks, power and temperature while the policy decides."""
+    pairs = itertools.cycle(zip(workload.observations, workload.noises, strict=True))
+    return provenance.clocks(subject.device, lambda: subject.infer(*next(pairs)))
 
 
 def time_reference(other: Reference, workload: Workload) -> float:

@@ -51,13 +51,16 @@ def measure_ceilings(device: torch.device) -> Ceilings:
     eager = _eager_launch(device)
     copy = _copy_rate(device)
     on_gpu = device.type == "cuda"
-    return Ceilings(
+    found = Ceilings(
         copy=copy,
         transfer=_transfer_rate(device) if on_gpu else copy,
         matrix=_matrix_rates(device),
         launch_s=_graph_launch(device) if on_gpu else eager,
         eager_s=eager,
     )
+    if on_gpu:
+        torch.cuda.empty_cache()  # the copies were large
+    return found
 
 
 def best_seconds(run: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> float:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from innerloop.contract import InnerloopError
 from innerloop.kernels import Kernels
-from innerloop.measure import page, provenance, record, report, terminal
+from innerloop.measure import page, record, report, terminal
 from innerloop.measure.batch import batch_curve
 from innerloop.measure.bench import Run, bench, first, origin
 from innerloop.measure.clock import Workload
@@ -45,7 +45,7 @@ def run_bench(options: BenchOptions, trace: Path | None = None) -> list[Record]:
     records: list[Record] = [whole]
     if trace is not None:
         write_trace(_next_call(subject.infer, workload), trace)
-    fields = origin(subject, workload, options.command(), provenance.clocks(subject.device))
+    fields = origin(subject, workload, options.command(), whole.clocks)
     if options.control:
         records.append(control_record(_loop(options, whole), fields))
     sizes = {"views": whole.views, "prompt_tokens": whole.prompt_tokens, "chunk": whole.chunk, "steps": whole.steps}

@@ -4,7 +4,8 @@ import hashlib
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from innerloop import __version__
 
 _SMI_FIELDS = {
     "sm_mhz": "clocks.sm",
@@ -33,10 +36,17 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def clocks(device: torch.device) -> dict[str, float]:
-    """Clocks in MHz, power in watts, temperature in degrees Celsius, as found; what cannot be read is left out."""
+def clocks(device: torch.device, load: Callable[[], object] = lambda: None) -> dict[str, float]:
+    """Clocks in MHz, power in watts, temperature in degrees Celsius, while `load` runs again and again.
+
+    What cannot be read is left out.
+    """
     if device.type == "cuda":
-        return _smi(device)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(_smi, device)
+            while not reading.done():
+                load()
+        return reading.result()
     readings = [float(line.split(":", 1)[1]) for line in _cpu_lines() if line.startswith("cpu MHz")]
     return {"cpu_mhz": max(readings)} if readings else {}
 
@@ -61,7 +71,7 @@ def commit() -> str:
     here = Path(__file__).resolve()
     git = ["git", "-C", str(here.parent)]
     if not _output([*git, "ls-files", here.name]):
-        return f"innerloop {version('innerloop')}"
+        return f"innerloop {__version__}"
     changed = _output([*git, "status", "--porcelain", "--untracked-files=no", "--", ":/src"])
     return _output([*git, "rev-parse", "HEAD"]) + ("+dirty" if changed else "")
 

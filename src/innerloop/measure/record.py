@@ -20,8 +20,8 @@ class RecordError(InnerloopError):
 class Record:
     """What every kind of record says about where its figures come from. Subclasses add the figures.
 
-    commit: ends in "+dirty" when the working tree differed. clocks: MHz, watts and degrees as found right after the
-    run. time: UTC, ISO 8601.
+    commit: ends in "+dirty" when the working tree differed. clocks: MHz, watts and degrees as found under the
+    same load, right after the run. time: UTC, ISO 8601.
     """
 
     device: str
