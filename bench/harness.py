@@ -3,13 +3,11 @@
 import argparse
 import functools
 import itertools
-import json
 import math
-import subprocess
+import shlex
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ import torch
 from bench.cases import Case, Inputs
 from innerloop.kernels import launch
 from innerloop.kernels.launch import Key, Launch
+from innerloop.measure import provenance
+from innerloop.measure.record import OperatorRow, OperatorsRecord
 
 MAX_COPIES = 64
 CALLS = 24  # least calls in a graph, so that the graph's own start is lost among them
@@ -94,6 +94,9 @@ def row(case: Case, roof: Roof, microseconds: float, others: dict[str, float]) -
         "gb_s": round(case.cost.bytes / seconds / 1e9),
         "tflops": round(case.cost.flops / seconds / 1e12, 1),
         "floor_us": round(floor, 2),
+        "flops": case.cost.flops,
+        "bytes": case.cost.bytes,
+        "bound": "compute" if case.cost.flops / roof.matrix > case.cost.bytes / roof.copy else "bandwidth",
         "share_of_roof": round(floor / microseconds, 3),
         **{f"{name}_us": round(us, 2) for name, us in others.items()},
     }
@@ -119,11 +122,11 @@ def bench(cases: Sequence[Case], arguments: Sequence[str] | None = None) -> None
     rows = []
     for case in cases:
         inputs = rotated(case, device)
-        case.check(device)
+        error, _ = case.check(device)
         others = {"eager": time_case(case, case.reference(), inputs)}
         if not options.no_compile:
             others["compiled"] = time_case(case, compiled(case), inputs)
-        rows.append(row(case, roof, time_case(case, case.triton(), inputs), others))
+        rows.append({**row(case, roof, time_case(case, case.triton(), inputs), others), "error": error})
         print(line(rows[-1]), flush=True)
     if options.json:
         write(options.json, rows, roof)
@@ -139,16 +142,25 @@ def line(record: dict[str, Any]) -> str:
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]], roof: Roof) -> None:
-    """Flat records of kind `operator` with where they come from."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    stamp = {
-        "kind": "operator",
-        "device": torch.cuda.get_device_name(),
-        "copy_gb_s": round(roof.copy / 1e9),
-        "matrix_tflops": round(roof.matrix / 1e12),
-        "versions": {"torch": torch.__version__, "triton": version("triton")},
-        "commit": commit,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([{**r, **stamp} for r in rows], indent=1) + "\n")
+    """One record of kind `operators`. A row's `error` is its largest difference from the fp32 reference."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    command = shlex.join(["python", "-m", f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+    OperatorsRecord(
+        **provenance.machine(device, command, provenance.clocks(device)),
+        ceilings={"copy_gb_s": roof.copy / 1e9, "matrix_bf16_tflops": roof.matrix / 1e12},
+        rows=[_operator(one) for one in rows],
+    ).save(path)
+
+
+def _operator(one: dict[str, Any]) -> OperatorRow:
+    return OperatorRow(
+        operator=one["op"],
+        shape=one["case"],
+        us=one["us"],
+        against_us={name.removesuffix("_us"): one[name] for name in ("eager_us", "compiled_us") if name in one},
+        flops=one["flops"],
+        bytes=one["bytes"],
+        roof_percent=100 * one["share_of_roof"],
+        bound=one["bound"],
+        max_abs=one["error"],
+    )

@@ -33,24 +33,24 @@ def main() -> None:
     for case in cases(*options.ops):
         begun = time.perf_counter()
         error, text = _checked(case, device)
-        wrong += error
+        wrong += error is None
         inputs = harness.rotated(case, device)
         best, record = _timed(case, roof, inputs, time.perf_counter() - start < budget)
-        rows.append(record)
+        rows.append({**record, "error": math.inf if error is None else error})
         lines.append(f"{harness.line(record)}  {text}  {best}")
         print(f"   {case.op} {case.label}: {time.perf_counter() - begun:.1f} s", flush=True)
     print("\n".join(lines))
-    if options.json:
+    if options.json and not wrong:
         harness.write(options.json, rows, roof)
     raise SystemExit(1 if wrong else 0)
 
 
-def _checked(case: Case, device: torch.device) -> tuple[int, str]:
+def _checked(case: Case, device: torch.device) -> tuple[float | None, str]:
     try:
         error, allowed = case.check(device)
     except AssertionError as reason:
-        return 1, f"WRONG: {reason}"
-    return 0, f"err {error:.1e}/{allowed:.1e}"
+        return None, f"WRONG: {reason}"
+    return error, f"err {error:.1e}/{allowed:.1e}"
 
 
 def _timed(case: Case, roof: harness.Roof, inputs: list[Inputs], others: bool) -> tuple[str, dict[str, Any]]:
