@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1] / "src" / "innerloop"
 # Highest first: a room may import rooms to its right, never to its left.
 ORDER = [
-    *("cli", "demo", "serve", "client", "fleet", "measure", "adopt", "engine", "policies", "blocks", "process"),
+    *("cli", "demo", "serve", "client", "fleet", "measure", "adopt", "levels", "engine", "policies", "blocks", "process"),
     *("weights", "parallel", "kernels", "runtime", "contract"),
 ]
 

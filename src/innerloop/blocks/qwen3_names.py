@@ -1,0 +1,58 @@
+"""Checkpoint names of Qwen3 and Qwen3-VL, as transformers writes them; `theirs` is what stands before each tower."""
+
+from innerloop.blocks.qwen3 import Qwen3Sizes
+from innerloop.blocks.qwen3_vision import Qwen3VisionSizes
+
+Names = dict[str, tuple[str, ...]]
+
+
+def language(sizes: Qwen3Sizes, theirs: str, ours: str) -> Names:
+    """Names of blocks.qwen3.Qwen3: `theirs` ends before `embed_tokens`."""
+    names: Names = {f"{ours}embedding": (f"{theirs}embed_tokens.weight",)}
+    for i in range(sizes.depth):
+        layer, mine = f"{theirs}layers.{i}.", f"{ours}layers.{i}."
+        names |= {
+            f"{mine}input_norm": (f"{layer}input_layernorm.weight",),
+            f"{mine}qkv_weight": tuple(f"{layer}self_attn.{p}_proj.weight" for p in "qkv"),
+            f"{mine}q_norm": (f"{layer}self_attn.q_norm.weight",),
+            f"{mine}k_norm": (f"{layer}self_attn.k_norm.weight",),
+            f"{mine}out_weight": (f"{layer}self_attn.o_proj.weight",),
+            f"{mine}mlp_norm": (f"{layer}post_attention_layernorm.weight",),
+            f"{mine}gate_up_weight": (f"{layer}mlp.gate_proj.weight", f"{layer}mlp.up_proj.weight"),
+            f"{mine}down_weight": (f"{layer}mlp.down_proj.weight",),
+        }
+    return names
+
+
+def head(sizes: Qwen3Sizes, theirs: str, lm_head: str, ours: str) -> Names:
+    """Names of blocks.qwen3.Qwen3Head: `theirs` ends before `norm`."""
+    names: Names = {f"{ours}norm": (f"{theirs}norm.weight",)}
+    if not sizes.tied:
+        names[f"{ours}weight"] = (lm_head,)
+    return names
+
+
+def vision(sizes: Qwen3VisionSizes, theirs: str, ours: str) -> Names:
+    """Names of blocks.qwen3_vision.Qwen3Vision: `theirs` ends before `patch_embed`."""
+    names: Names = {f"{ours}position": (f"{theirs}pos_embed.weight",)}
+    for kind in ("weight", "bias"):
+        names[f"{ours}patch_{kind}"] = (f"{theirs}patch_embed.proj.{kind}",)
+        names |= _merger(f"{theirs}merger.", f"{ours}merger.", kind)
+        for i in range(len(sizes.deepstack)):
+            names |= _merger(f"{theirs}deepstack_merger_list.{i}.", f"{ours}deepstack.{i}.", kind)
+        for i in range(sizes.layers):
+            block, mine = f"{theirs}blocks.{i}.", f"{ours}layers.{i}."
+            names |= {
+                f"{mine}norm1_{kind}": (f"{block}norm1.{kind}",),
+                f"{mine}qkv_{kind}": (f"{block}attn.qkv.{kind}",),
+                f"{mine}out_{kind}": (f"{block}attn.proj.{kind}",),
+                f"{mine}norm2_{kind}": (f"{block}norm2.{kind}",),
+                f"{mine}up_{kind}": (f"{block}mlp.linear_fc1.{kind}",),
+                f"{mine}down_{kind}": (f"{block}mlp.linear_fc2.{kind}",),
+            }
+    return names
+
+
+def _merger(theirs: str, ours: str, kind: str) -> Names:
+    parts = (("norm", "norm"), ("up", "linear_fc1"), ("down", "linear_fc2"))
+    return {f"{ours}{mine}_{kind}": (f"{theirs}{name}.{kind}",) for mine, name in parts}

@@ -1,0 +1,162 @@
+"""The vision tower of Qwen3-VL: any grid of patches up to a capacity, 2-D rotary positions, merger and DeepStack."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from innerloop.blocks.siglip import EPS, SiglipLayer
+from innerloop.blocks.sizes import VisionSizes
+from innerloop.blocks.stack import Stack
+from innerloop.kernels import attention, linear, norm, rope
+
+ROPE_THETA = 10000.0  # transformers Qwen3VLVisionRotaryEmbedding
+
+
+@dataclass(frozen=True)
+class Qwen3VisionSizes(VisionSizes):
+    """vision_config; image_size / patch_size is the side of the learned position table."""
+
+    out: int = 0  # width of the language model
+    merge: int = 2
+    temporal: int = 2  # frames a patch; an image is repeated
+    deepstack: tuple[int, ...] = ()  # the layers after which features branch off
+
+    @property
+    def side(self) -> int:
+        """Rows and columns of the position table."""
+        return self.image_size // self.patch_size
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.hidden_size // self.heads
+
+    @property
+    def patch_bytes(self) -> int:
+        """Bytes of one patch as the host sends it: channel, row, column."""
+        return 3 * self.patch_size**2
+
+
+class Qwen3VisionLayer(SiglipLayer):
+    """SigLIP's layer with rotary positions."""
+
+    def attend_rotated(
+        self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, valid: torch.Tensor
+    ) -> torch.Tensor:
+        """normed [I, P, D], cos and sin [I, P, hd / 2], valid int32 [I, P] -> [I, P, D]."""
+        images, patches, width = normed.shape
+        qkv = linear.linear(normed, self.qkv_weight, self.qkv_bias)
+        shape = (images, patches, self.heads, width // self.heads)
+        k, v = torch.empty(shape, dtype=qkv.dtype, device=qkv.device), torch.empty_like(qkv[..., :width].view(shape))
+        q = rope.rotate_and_store(qkv, cos, sin, self.heads, self.heads, k, v, 0)
+        mixed = attention.attention(q, k, v, valid, (width // self.heads) ** -0.5)
+        return linear.linear(mixed, self.out_weight, self.out_bias)
+
+
+class Merger(nn.Module):
+    """merge^2 neighbouring patches -> one token of the language model's width."""
+
+    def __init__(self, sizes: Qwen3VisionSizes, shuffled: bool) -> None:
+        super().__init__()
+        d = sizes.hidden_size * sizes.merge**2
+        self.shuffled, self.wide = shuffled, d
+        n = d if shuffled else sizes.hidden_size
+        self.norm_weight, self.norm_bias = nn.Parameter(torch.empty(n)), nn.Parameter(torch.empty(n))
+        self.up_weight, self.up_bias = nn.Parameter(torch.empty(d, d)), nn.Parameter(torch.empty(d))
+        self.down_weight, self.down_bias = nn.Parameter(torch.empty(sizes.out, d)), nn.Parameter(torch.empty(sizes.out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [I, P, D] in merge order -> [I, P / merge^2, out]; `shuffled` norms over the merged width."""
+        merged = x.view(x.shape[0], -1, self.wide)
+        normed = norm.layer_norm(merged if self.shuffled else x, self.norm_weight, self.norm_bias, EPS)
+        hidden = linear.linear(normed.view(merged.shape), self.up_weight, self.up_bias, activation="gelu")
+        return linear.linear(hidden, self.down_weight, self.down_bias)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What follows from the images' sizes alone: valid int32 [I, P]; cos, sin float32 [I, P, hd / 2]; position [I, P, D]."""
+
+    valid: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    position: torch.Tensor
+
+
+class Qwen3Vision(nn.Module):
+    """Patches of several images -> tokens; each image attends to itself, images are the batch of every layer."""
+
+    def __init__(self, sizes: Qwen3VisionSizes) -> None:
+        super().__init__()
+        d = sizes.hidden_size
+        self.sizes = sizes
+        self.patch_weight = nn.Parameter(torch.empty(d, sizes.temporal * sizes.patch_bytes))
+        self.patch_bias = nn.Parameter(torch.empty(d))
+        self.position = nn.Parameter(torch.empty(sizes.tokens, d))
+        self.layers = Stack([Qwen3VisionLayer(sizes) for _ in range(sizes.layers)])
+        self.merger = Merger(sizes, shuffled=False)
+        self.deepstack = Stack([Merger(sizes, shuffled=True) for _ in sizes.deepstack])
+
+    def grid(self, grids: torch.Tensor, patches: int) -> Grid:
+        """grids int32 [I, 2] (rows and columns of patches), for `patches` rows an image."""
+        row, column, valid = self._places(grids, patches)
+        s = self.sizes
+        quarter = torch.arange(0, s.head_dim // 2, 2, dtype=torch.float32, device=grids.device)
+        frequency = 1.0 / ROPE_THETA ** (quarter / (s.head_dim // 2))
+        angles = torch.cat([row.float()[..., None] * frequency, column.float()[..., None] * frequency], dim=-1)
+        return Grid(valid.int(), angles.cos(), angles.sin(), self._interpolate(grids, row, column))
+
+    def _places(self, grids: torch.Tensor, patches: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Row and column of each patch, int64 [I, P]; patches come block after block of merge x merge."""
+        merge = self.sizes.merge
+        index = torch.arange(patches, device=grids.device)[None]
+        block, inner = index // merge**2, index % merge**2
+        across = torch.clamp(grids[:, 1:] // merge, min=1)
+        valid = index < grids[:, :1] * grids[:, 1:]
+        row = (block // across) * merge + inner // merge
+        column = (block % across) * merge + inner % merge
+        return torch.where(valid, row, 0), torch.where(valid, column, 0), valid
+
+    def _interpolate(self, grids: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        """[I, P, D]: the position table, bilinear between its corners."""
+        last = self.sizes.side - 1
+        low, high, share = zip(
+            *(_between(place, grids[:, axis : axis + 1], last) for axis, place in ((0, row), (1, column))), strict=True
+        )
+        total = torch.zeros((), device=grids.device)
+        for down, y in ((1.0 - share[0], low[0]), (share[0], high[0])):
+            for right, x in ((1.0 - share[1], low[1]), (share[1], high[1])):
+                corner = self.position[y * self.sizes.side + x]
+                total = total + corner * (down * right)[..., None].to(corner.dtype)
+        return total.to(self.position.dtype)
+
+    def forward(self, pixels: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """pixels uint8 [I, P, 3 p^2] -> tokens [I, P / merge^2, out] and as many for each DeepStack layer."""
+        s, (images, patches, _) = self.sizes, pixels.shape
+        scaled = (pixels.float() / 127.5 - 1.0).to(self.patch_weight.dtype)  # Qwen3-VL: mean and deviation 0.5
+        framed = scaled.view(images, patches, 3, 1, -1).expand(-1, -1, -1, s.temporal, -1)
+        embedded = linear.linear(framed.reshape(images, patches, -1), self.patch_weight, self.patch_bias)
+        layers, features = list(self.layers), []
+        x = embedded + grid.position
+        normed = norm.layer_norm(x, layers[0].norm1_weight, layers[0].norm1_bias, EPS)
+        for i, layer in enumerate(layers):
+            delta = layer.attend_rotated(normed, grid.cos, grid.sin, grid.valid)
+            x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, EPS)
+            delta, follower = layer.mlp(normed), layers[i + 1] if i + 1 < len(layers) else None
+            if follower is None:
+                x = x + delta
+            else:
+                x, normed = norm.add_layer_norm(x, delta, follower.norm1_weight, follower.norm1_bias, EPS)
+            if i in s.deepstack:
+                features.append(self.deepstack[s.deepstack.index(i)](x))
+        return self.merger(x), features
+
+
+def _between(place: torch.Tensor, count: torch.Tensor, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Neighbours and share of the upper one where `count` points are spread evenly over 0..last, in torch.linspace's bits."""
+    step = last / torch.clamp(count - 1, min=1).float()
+    exact = torch.where(place < count // 2, place.float() * step, last - (count - 1 - place).float() * step)
+    exact = torch.clamp(exact, 0.0, float(last))
+    low = exact.long()
+    return low, torch.clamp(low + 1, max=last), exact - low.float()

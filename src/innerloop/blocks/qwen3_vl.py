@@ -1,0 +1,205 @@
+"""Qwen3-VL as stages: grids and lengths -> layout, pixels -> visual tokens, tokens -> every layer's output."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from innerloop.blocks import qwen3_names
+from innerloop.blocks.qwen3 import Qwen3, Qwen3Sizes, Reading, rotary
+from innerloop.blocks.qwen3_vision import Grid, Qwen3Vision, Qwen3VisionSizes
+from innerloop.contract import Buffer, CheckpointError, Role, Stage
+from innerloop.kernels import embedding
+from innerloop.process.qwen3vl import Slots
+
+Tensors = Mapping[str, torch.Tensor]
+
+TICKS = {
+    "pixels": "observation",
+    "grids": "observation",
+    "tokens": "prompt",
+    "positions": "prompt",
+    "visual_rows": "prompt",
+    "prompt_length": "prompt",
+}
+# What a stage that runs the language model reads.
+LANGUAGE_READS = ("tokens", "visual_rows", "feature_rows", "visual", "key_valid", "rotary_cos", "rotary_sin")
+LAYOUT = ("key_valid", "rotary_cos", "rotary_sin", "feature_rows")
+GRID = ("patch_valid", "patch_cos", "patch_sin", "patch_position")
+
+
+@dataclass(frozen=True)
+class Qwen3VLSizes:
+    """Both towers."""
+
+    vision: Qwen3VisionSizes
+    language: Qwen3Sizes
+
+
+class Qwen3VL(nn.Module):
+    """Both towers, without final norm and vocabulary head."""
+
+    def __init__(self, sizes: Qwen3VLSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.vision = Qwen3Vision(sizes.vision)
+        self.language = Qwen3(sizes.language)
+
+
+def names(sizes: Qwen3VLSizes, theirs: str, ours: str) -> qwen3_names.Names:
+    """Names of Qwen3VL: `theirs` ends before `visual` and `language_model`."""
+    found = qwen3_names.vision(sizes.vision, f"{theirs}visual.", f"{ours}vision.")
+    return found | qwen3_names.language(sizes.language, f"{theirs}language_model.", f"{ours}language.")
+
+
+def read_language(text: Mapping[str, Any], tied: bool) -> Qwen3Sizes:
+    """Sizes from a text_config, or from the config.json of a Qwen3 without vision."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "mrope"):
+        raise CheckpointError(f"config.json asks for rope_type '{kind}'; only the default rotary embedding is known")
+    heads, half = _whole(text, "num_attention_heads"), int(text.get("head_dim") or 128) // 2
+    return Qwen3Sizes(
+        width=_whole(text, "hidden_size"),
+        depth=_whole(text, "num_hidden_layers"),
+        mlp_dim=_whole(text, "intermediate_size"),
+        heads=heads,
+        kv_heads=int(text.get("num_key_value_heads") or heads),
+        head_dim=2 * half,
+        vocab_size=_whole(text, "vocab_size"),
+        rope_theta=float(rope.get("rope_theta") or text.get("rope_theta") or 1e6),
+        sections=_sections(rope.get("mrope_section") or (half, 0, 0)),
+        eps=float(text.get("rms_norm_eps", 1e-6)),
+        tied=tied,
+    )
+
+
+def read_vision(vision: Mapping[str, Any]) -> Qwen3VisionSizes:
+    """Sizes from a vision_config."""
+    patch, places = _whole(vision, "patch_size"), _whole(vision, "num_position_embeddings")
+    return Qwen3VisionSizes(
+        hidden_size=_whole(vision, "hidden_size"),
+        intermediate_size=_whole(vision, "intermediate_size"),
+        layers=_whole(vision, "depth"),
+        heads=_whole(vision, "num_heads"),
+        patch_size=patch,
+        image_size=round(places**0.5) * patch,
+        out=_whole(vision, "out_hidden_size"),
+        merge=_whole(vision, "spatial_merge_size"),
+        temporal=_whole(vision, "temporal_patch_size"),
+        deepstack=tuple(int(i) for i in vision.get("deepstack_visual_indexes", ())),
+    )
+
+
+def read_sizes(config: Mapping[str, Any]) -> Qwen3VLSizes:
+    """Sizes from the config.json of a Qwen3-VL."""
+    for section in ("text_config", "vision_config"):
+        if not isinstance(config.get(section), Mapping):
+            raise CheckpointError(f"config.json has no '{section}': it is not a Qwen3-VL's")
+    text = config["text_config"]
+    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
+    return Qwen3VLSizes(read_vision(config["vision_config"]), read_language(text, tied))
+
+
+def buffers(sizes: Qwen3VLSizes, slots: Slots, batch: int, dtype: torch.dtype) -> list[Buffer]:
+    """Inputs and state of one decision, in plan order."""
+    v, t, b, images = sizes.vision, sizes.language, batch, batch * slots.images
+    f32, i32, rows = torch.float32, torch.int32, slots.tokens
+    visual = (1 + len(v.deepstack), batch * slots.image_tokens(v.merge) + 1, t.width)
+    return [
+        Buffer("pixels", (b, slots.images, slots.patches * v.patch_bytes), torch.uint8, Role.INPUT),
+        Buffer("grids", (b, slots.images, 2), i32, Role.INPUT),
+        Buffer("tokens", (b, rows), i32, Role.INPUT),
+        Buffer("positions", (b, 3, rows), i32, Role.INPUT),
+        Buffer("visual_rows", (b, rows), i32, Role.INPUT),
+        Buffer("prompt_length", (b, 1), i32, Role.INPUT),
+        Buffer("patch_valid", (images, slots.patches), i32, Role.STATE),
+        Buffer("patch_cos", (images, slots.patches, v.head_dim // 2), f32, Role.STATE),
+        Buffer("patch_sin", (images, slots.patches, v.head_dim // 2), f32, Role.STATE),
+        Buffer("patch_position", (images, slots.patches, v.hidden_size), dtype, Role.STATE),
+        Buffer("key_valid", (b, rows), i32, Role.STATE),
+        Buffer("rotary_cos", (b, rows, t.head_dim // 2), f32, Role.STATE),
+        Buffer("rotary_sin", (b, rows, t.head_dim // 2), f32, Role.STATE),
+        Buffer("feature_rows", (b, rows), i32, Role.STATE),
+        Buffer("visual", visual, dtype, Role.STATE),
+    ]
+
+
+def grid_stage(vision: Qwen3Vision, slots: Slots) -> Stage:
+    """Sizes of the images -> which patches count, their rotary angles and positions."""
+
+    def run(b: Tensors) -> None:
+        grid = vision.grid(b["grids"].flatten(0, 1), slots.patches)
+        for name, value in zip(GRID, (grid.valid, grid.cos, grid.sin, grid.position), strict=True):
+            b[name].copy_(value)
+
+    return Stage("grid", run, ("grids",), GRID)
+
+
+def layout_stage(language: Qwen3Sizes, slots: Slots, merge: int) -> Stage:
+    """Length, positions and places of visual tokens -> valid keys, rotary angles, rows of `visual`."""
+    per_robot = slots.image_tokens(merge)
+
+    def run(b: Tensors) -> None:
+        rows, robots = b["visual_rows"], len(b["visual_rows"])
+        index = torch.arange(slots.tokens, device=rows.device)[None]
+        b["key_valid"].copy_(index < b["prompt_length"])
+        cos, sin = rotary(b["positions"], language)
+        b["rotary_cos"].copy_(cos)
+        b["rotary_sin"].copy_(sin)
+        first = per_robot * torch.arange(robots, device=rows.device)[:, None]
+        b["feature_rows"].copy_(torch.where(rows < 0, robots * per_robot, rows + first))  # the last row is zero
+
+    return Stage("layout", run, ("visual_rows", "prompt_length", "positions"), LAYOUT)
+
+
+def vision_stage(vision: Qwen3Vision, slots: Slots) -> Stage:
+    """Pixels -> visual tokens and DeepStack features, and after them a row of zeros."""
+
+    def run(b: Tensors) -> None:
+        pixels = b["pixels"].flatten(0, 1).view(-1, slots.patches, vision.sizes.patch_bytes)
+        tokens, features = vision(pixels, Grid(*(b[name] for name in GRID)))
+        b["visual"][:, -1].zero_()
+        for row, value in enumerate((tokens, *features)):
+            b["visual"][row, :-1].copy_(value.flatten(0, 1))
+
+    return Stage("vision", run, ("pixels", *GRID), ("visual",))
+
+
+def embed(b: Tensors, language: Qwen3, rows: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The first `rows` tokens, [B, rows, D]: text and visual tokens, and what DeepStack adds to the first layers."""
+    at, width = b["feature_rows"][:, :rows].contiguous(), b["visual"].shape[0]
+    text = embedding.embed(b["tokens"][:, :rows].contiguous(), language.embedding, 1.0)
+    visual = [embedding.embed(at, b["visual"][i], 1.0) for i in range(width)]
+    return torch.where(b["visual_rows"][:, :rows, None] >= 0, visual[0], text), visual[1:]
+
+
+def outputs(
+    b: Tensors, language: Qwen3, rows: int, cache: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> Iterator[torch.Tensor]:
+    """Each layer's output [B, rows, D] in turn, over the first `rows` tokens; reads LANGUAGE_READS.
+
+    cache: keys and values [L, B, >= rows, Hkv, hd] where they are read later.
+    """
+    s = language.sizes
+    x, deepstack = embed(b, language, rows)
+    cos, sin = b["rotary_cos"][:, :rows].contiguous(), b["rotary_sin"][:, :rows].contiguous()
+    shape = (1, len(x), rows, s.kv_heads, s.head_dim)
+    keys, values = cache or (x.new_empty(shape), x.new_empty(shape))
+    reading = Reading(cos, sin, b["key_valid"][:, :rows].contiguous(), keys, values)
+    yield from language.outputs(x, reading, deepstack)
+
+
+def _whole(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or value <= 0:
+        raise CheckpointError(f"config.json {name} is {value!r}; it must be a positive whole number")
+    return value
+
+
+def _sections(values: Any) -> tuple[int, int, int]:
+    if len(values) != 3:
+        raise CheckpointError(f"config.json mrope_section is {list(values)}; it must name time, height and width")
+    return (int(values[0]), int(values[1]), int(values[2]))

@@ -1,0 +1,236 @@
+"""What Qwen3-VL's processor does to images and a chat turn: smart resize, patches, tokens, three-axis positions."""
+
+import functools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from innerloop.contract import CheckpointError, ObservationError
+
+MAX_ASPECT = 200  # transformers qwen2_vl smart_resize
+
+
+@dataclass(frozen=True)
+class ImageRules:
+    """preprocessor_config.json; the defaults are those of the published Qwen3-VL checkpoints."""
+
+    patch: int = 16
+    merge: int = 2
+    temporal: int = 2
+    min_pixels: int = 65536
+    max_pixels: int = 16777216
+
+    @classmethod
+    def read(cls, path: Path) -> "ImageRules":
+        """From a preprocessor_config.json. Raises CheckpointError for a normalisation that is not Qwen3-VL's."""
+        content = _json(path)
+        if any(content.get(name, [0.5] * 3) != [0.5] * 3 for name in ("image_mean", "image_std")):
+            raise CheckpointError(f"{path}: image_mean and image_std must be 0.5, as every Qwen3-VL has them")
+        size = content.get("size") or {}
+        return cls(
+            int(content.get("patch_size", cls.patch)),
+            int(content.get("merge_size", cls.merge)),
+            int(content.get("temporal_patch_size", cls.temporal)),
+            int(content.get("min_pixels") or size.get("shortest_edge", cls.min_pixels)),
+            int(content.get("max_pixels") or size.get("longest_edge", cls.max_pixels)),
+        )
+
+    def fitted(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width after the resize: multiples of patch * merge, pixels within limits, aspect roughly kept."""
+        if max(height, width) > MAX_ASPECT * min(height, width):
+            raise ObservationError(f"an image of {height}x{width} is too thin; its sides may differ {MAX_ASPECT} times")
+        unit = self.patch * self.merge
+        tall, wide = round(height / unit) * unit, round(width / unit) * unit
+        if tall * wide > self.max_pixels:
+            ratio = math.sqrt(height * width / self.max_pixels)
+            tall, wide = (max(unit, math.floor(side / ratio / unit) * unit) for side in (height, width))
+        elif tall * wide < self.min_pixels:
+            ratio = math.sqrt(self.min_pixels / (height * width))
+            tall, wide = (math.ceil(side * ratio / unit) * unit for side in (height, width))
+        return tall, wide
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of patches of an image."""
+        tall, wide = self.fitted(height, width)
+        return tall // self.patch, wide // self.patch
+
+    def patches(self, image: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+        """uint8 [H, W, 3] -> uint8 [patches, 3 * patch^2] in merge order (channel, row, column), and the grid."""
+        tall, wide = self.fitted(*image.shape[:2])
+        if image.shape[:2] != (tall, wide):
+            image = np.asarray(Image.fromarray(image).resize((wide, tall), Image.Resampling.BICUBIC))
+        rows, columns = tall // self.patch, wide // self.patch
+        blocks = image.reshape(
+            rows // self.merge, self.merge, self.patch, columns // self.merge, self.merge, self.patch, 3
+        )
+        ordered = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, -1)
+        return np.ascontiguousarray(ordered), (rows, columns)
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Room for images and tokens in one decision: each image has `patches` rows of its own."""
+
+    images: int
+    patches: int
+    tokens: int
+
+    def image_tokens(self, merge: int) -> int:
+        """Rows of visual tokens over all slots."""
+        return self.images * (self.patches // merge**2)
+
+
+@dataclass(frozen=True)
+class Special:
+    """Ids of the tokens around and inside an image."""
+
+    start: int
+    pad: int
+    end: int
+
+
+class ChatTokenizer:
+    """tokenizer.json of a Qwen; special tokens inside a text are recognised."""
+
+    def __init__(
+        self, encode: Callable[[str], list[int]], decode: Callable[[list[int]], str], special: Special
+    ) -> None:
+        self.special = special
+        self.decode = decode
+        self._encode = functools.lru_cache(maxsize=256)(lambda text: tuple(encode(text)))
+
+    @classmethod
+    def open(cls, path: Path) -> "ChatTokenizer":
+        """Raises CheckpointError where the file is not a Qwen3-VL tokenizer."""
+        from tokenizers import Tokenizer
+
+        _json(path)  # the library raises a bare Exception for a bad file
+        backend = Tokenizer.from_file(str(path))
+        backend.no_padding()
+        backend.no_truncation()
+        found = (backend.token_to_id(f"<|{name}|>") for name in ("vision_start", "image_pad", "vision_end"))
+        ids = [index for index in found if index is not None]
+        if len(ids) < 3:
+            raise CheckpointError(f"{path} has no <|vision_start|>, <|image_pad|> or <|vision_end|>: not a Qwen3-VL's")
+
+        def encode(text: str) -> list[int]:
+            return list(backend.encode(text, add_special_tokens=False).ids)
+
+        def decode(ids: list[int]) -> str:
+            return str(backend.decode(ids, skip_special_tokens=True))
+
+        return cls(encode, decode, Special(*ids))
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """Ids of a text."""
+        return self._encode(text)
+
+    def turn(self, counts: Sequence[int], text: str) -> list[int]:
+        """One user turn, images before text, and the opening of the answer; counts: tokens of each image.
+
+        Qwen3-VL's chat template without a system message.
+        """
+        ids = list(self.ids("<|im_start|>user\n"))
+        for count in counts:
+            ids += [self.special.start, *[self.special.pad] * count, self.special.end]
+        return ids + list(self.ids(f"{text}<|im_end|>\n<|im_start|>assistant\n"))
+
+
+def positions(ids: Sequence[int], pad: int, grids: Sequence[tuple[int, int]], merge: int) -> np.ndarray:
+    """int32 [3, T]: time, height and width of each token; an image takes as many positions as its longer side.
+
+    transformers Qwen3VLModel.get_rope_index for images.
+    """
+    out = np.zeros((3, len(ids)), np.int32)
+    at, position, remaining = 0, 0, list(grids)
+    while at < len(ids):
+        if ids[at] != pad:
+            out[:, at] = position
+            at, position = at + 1, position + 1
+            continue
+        if not remaining:
+            raise ObservationError(
+                "the prompt holds more image tokens than there are images; take them out of the text"
+            )
+        rows, columns = (side // merge for side in remaining.pop(0))
+        count = rows * columns
+        index = np.arange(count)
+        out[:, at : at + count] = position + np.stack([np.zeros(count, int), index // columns, index % columns])
+        at, position = at + count, position + max(rows, columns)
+    return out
+
+
+def visual_rows(ids: Sequence[int], pad: int, grids: Sequence[tuple[int, int]], slots: Slots, merge: int) -> np.ndarray:
+    """int32 [T]: the visual token that stands at each place, -1 for text."""
+    out = np.full(len(ids), -1, np.int32)
+    per_slot = slots.patches // merge**2
+    rows = [slot * per_slot + i for slot, (h, w) in enumerate(grids) for i in range(h * w // merge**2)]
+    places = np.flatnonzero(np.asarray(ids) == pad)
+    if len(places) != len(rows):
+        raise ObservationError(f"the prompt holds {len(places)} image tokens, its images give {len(rows)}")
+    out[places] = rows
+    return out
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """inputs: numpy arrays named like the buffers of blocks.qwen3_vl; tokens: of the whole sequence."""
+
+    inputs: dict[str, Any]
+    tokens: int
+
+
+class Encoder:
+    """Images and a text -> the inputs of a Qwen3-VL plan."""
+
+    def __init__(self, tokenizer: ChatTokenizer, rules: ImageRules, slots: Slots) -> None:
+        self.tokenizer, self.rules, self.slots = tokenizer, rules, slots
+
+    def encode(self, images: Sequence[np.ndarray], text: str) -> Encoded:
+        """images uint8 [H, W, 3] each. Raises ObservationError for what does not fit the slots."""
+        merge, slots, pad = self.rules.merge, self.slots, self.tokenizer.special.pad
+        if len(images) > slots.images:
+            raise ObservationError(f"{len(images)} images were given, there is room for {slots.images}")
+        cut = [self.rules.patches(image) for image in images]
+        grids = [grid for _, grid in cut]
+        for image, (rows, columns) in zip(images, grids, strict=True):
+            if rows * columns > slots.patches:
+                raise ObservationError(
+                    f"an image of {image.shape[0]}x{image.shape[1]} becomes {rows}x{columns} patches, there is room for "
+                    f"{slots.patches}; send a smaller one"
+                )
+        ids = self.tokenizer.turn([h * w // merge**2 for h, w in grids], text)
+        if len(ids) > slots.tokens:
+            raise ObservationError(f"images and prompt take {len(ids)} tokens, there is room for {slots.tokens}")
+        empty = slots.images - len(images)
+        inputs = {
+            "pixels": tuple(pixels.reshape(-1) for pixels, _ in cut) + (np.zeros(1, np.uint8),) * empty,
+            "grids": np.array([*grids, *[(0, 0)] * empty], np.int32).reshape(slots.images, 2),
+            "tokens": _padded(np.asarray(ids, np.int32), slots.tokens, 0),
+            "positions": _padded(positions(ids, pad, grids, merge), slots.tokens, 0),
+            "visual_rows": _padded(visual_rows(ids, pad, grids, slots, merge), slots.tokens, -1),
+            "prompt_length": np.array([len(ids)], np.int32),
+        }
+        return Encoded(inputs, len(ids))
+
+
+def _padded(values: np.ndarray, size: int, filler: int) -> np.ndarray:
+    out = np.full((*values.shape[:-1], size), filler, np.int32)
+    out[..., : values.shape[-1]] = values
+    return out
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not readable JSON ({error}); copy it from the checkpoint again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object; copy it from the checkpoint again")
+    return content
