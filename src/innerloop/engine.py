@@ -309,7 +309,8 @@ def assemble(
     account, digest = _fill(parameters, source, family, config, progress)
     packed = _pack(model, placement, config)
     clock.append(time.perf_counter())
-    manifest = next(iter(sketch.values())).manifest()
+    # the config too: a rotary base or a period changes actions without changing a shape
+    manifest = {**next(iter(sketch.values())).manifest(), "config": repr(config)}
     mark = fingerprint(
         weights=digest,
         **identity._asdict(),
