@@ -1,0 +1,106 @@
+"""The command line parses, calls and prints; errors are one line that names thing and remedy."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from innerloop.cli import app
+from innerloop.contract import InnerloopError
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = str(ROOT / "examples" / "checkpoints" / "tiny-pi05")
+FRAMES = ROOT / "examples" / "frames"
+RUN = [
+    *("run", TINY, "--image", f"base={FRAMES}/0-base.png", "--image", f"wrist={FRAMES}/0-wrist.png"),
+    *("--state", "1,2,3,4,5,6,7,8", "--prompt", "pick up", "--device", "cpu"),
+]
+
+
+def test_run_prints_json_that_repeats() -> None:
+    runs = [CliRunner().invoke(app, [*RUN, "--seed", "3", "--json"]) for _ in range(2)]
+    assert all(r.exit_code == 0 for r in runs), runs[0].output
+    one, two = (json.loads(r.stdout.strip().splitlines()[-1]) for r in runs)
+    assert one["actions"] == two["actions"]
+    assert np.array(one["actions"]).shape == (10, 7)
+    assert one["receipt"]["seed"] == 3
+
+
+def test_run_takes_noise_from_a_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "n.npy", np.zeros((10, 32), np.float32))
+    done = CliRunner().invoke(app, [*RUN, "--noise", str(tmp_path / "n.npy"), "--json"])
+    assert done.exit_code == 0, done.output
+
+
+def test_run_for_people_shows_actions_timing_and_receipt() -> None:
+    done = CliRunner().invoke(app, [*RUN, "--seed", "0"])
+    assert done.exit_code == 0
+    for words in ("robot units", "timing", "fingerprint", "vision"):
+        assert words in done.stdout
+
+
+def test_rename_maps_the_robots_camera_names() -> None:
+    renamed = [a.replace("base=", "front=") for a in RUN]
+    done = CliRunner().invoke(app, [*renamed, "--rename", "front=base", "--seed", "3", "--json"])
+    assert done.exit_code == 0, done.output
+    plain = CliRunner().invoke(app, [*RUN, "--seed", "3", "--json"])
+    last = [json.loads(r.stdout.strip().splitlines()[-1])["actions"] for r in (done, plain)]
+    assert last[0] == last[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--image", "base"], "NAME=VALUE"),
+        (["--image", "base=/nowhere.png"], "/nowhere.png"),
+        (["--state", "one,two"], "numbers separated by commas"),
+    ],
+)
+def test_bad_arguments_are_named(change: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, [*RUN, *change])
+    assert done.exit_code == 2
+    assert words in done.output.replace("\n", " ").replace("│", "").replace("  ", " ")
+
+
+def test_our_errors_are_one_line_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "innerloop", *RUN[:4], *RUN[6:], "--seed", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ObservationError" in done.stderr
+    assert "wrist" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_inspect_as_text_json_and_page(tmp_path: Path) -> None:
+    text = CliRunner().invoke(app, ["inspect", TINY])
+    assert "context" in text.stdout
+    assert "observation" in text.stdout
+    plain = CliRunner().invoke(app, ["inspect", TINY, "--json"])
+    assert json.loads(plain.stdout)["plans"][0]["schema"] == 1
+    page = tmp_path / "plan.html"
+    assert CliRunner().invoke(app, ["inspect", TINY, "--html", str(page)]).exit_code == 0
+    assert "<svg" in page.read_text()
+
+
+def test_bench_wants_a_target() -> None:
+    assert CliRunner().invoke(app, ["bench"]).exit_code == 2
+    with pytest.raises(InnerloopError, match="no family"):
+        CliRunner().invoke(app, ["bench", "pi9", "--random-weights"], catch_exceptions=False)
+
+
+def test_tune_needs_a_gpu() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(InnerloopError, match="needs a GPU"):
+        CliRunner().invoke(app, ["tune", TINY], catch_exceptions=False)
+
+
+def test_importing_the_client_brings_no_torch() -> None:
+    code = "import sys, innerloop.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
