@@ -21,8 +21,9 @@ from innerloop.measure.cost import CostRecorder
 from innerloop.measure.ladder import Contender, Step, climb
 from innerloop.measure.message import Message
 from innerloop.measure.options import BenchOptions, parse_command
-from innerloop.measure.record import LatencyRecord, Record
+from innerloop.measure.record import LatencyRecord, Record, ServedRecord
 from innerloop.measure.reproduce import differences, reproduced
+from innerloop.measure.served import Client, ServedOptions, clock_served
 from innerloop.measure.side_by_side import LEROBOT, Bench
 from innerloop.measure.subject import PolicySubject, make_workload
 from innerloop.measure.trace import count_launches, write_trace
@@ -71,6 +72,18 @@ def bench_command(
             one.save(place)
             out.print(f"wrote {place}", highlight=False)
     return records
+
+
+def served_command(
+    connect: Callable[[str], Client], options: ServedOptions, command: str, out: Console, as_json: Path | None = None
+) -> ServedRecord:
+    """Measure a served policy at its clients, print the table, write the record. `connect` opens a named session."""
+    found = clock_served(connect, options, command)
+    terminal.show([found], out)
+    if as_json is not None:
+        found.save(as_json)
+        out.print(f"wrote {as_json}", highlight=False)
+    return found
 
 
 def reproduce_command(path: Path, out: Console, target: str | None = None) -> bool:

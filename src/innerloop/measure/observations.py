@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from innerloop.contract import InnerloopError
+
 _CELLS = 12  # a picture is this coarse a random grid, enlarged, so that it compresses as camera pictures do
 _GRAIN = 4.0  # sensor noise, standard deviation in 8-bit steps
 _SENTENCE = "pick up the red block and put it into the left bowl then push the drawer shut and return to rest"
@@ -19,6 +21,14 @@ class Scene:
     cameras: Sequence[str]
     frame: tuple[int, int]
     state: int
+
+
+def frame_size(text: str) -> tuple[int, int]:
+    """Height and width of "WIDTHxHEIGHT". Raises InnerloopError for what is no size."""
+    width, cross, height = text.partition("x")
+    if not (cross and width.isdigit() and height.isdigit() and int(width) and int(height)):
+        raise InnerloopError(f"frames '{text}' is no size; write width x height in pixels, such as 640x480")
+    return int(height), int(width)
 
 
 def make_observations(scene: Scene, prompt: str, count: int, seed: int = 0) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from innerloop.contract import InnerloopError
+from innerloop.measure.observations import frame_size
 
 PROGRAM = "innerloop bench"
 
@@ -46,10 +47,7 @@ class BenchOptions:
     @property
     def frame(self) -> tuple[int, int]:
         """Height and width. Raises InnerloopError for what is no size."""
-        width, cross, height = self.frames.partition("x")
-        if not (cross and width.isdigit() and height.isdigit() and int(width) and int(height)):
-            raise InnerloopError(f"frames '{self.frames}' is no size; write width x height in pixels, such as 640x480")
-        return int(height), int(width)
+        return frame_size(self.frames)
 
     def command(self) -> str:
         """The command line that gives these options; defaults are left out, a directory is named by its last part."""

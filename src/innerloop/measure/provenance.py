@@ -79,13 +79,16 @@ def commit() -> str:
 def machine(device: torch.device, command: str, clocks_found: dict[str, float]) -> dict[str, Any]:
     """The fields of record.Record."""
     return {
+        **software(command),
         "device": device_name(device),
-        "command": command,
-        "commit": commit(),
-        "time": now(),
         "versions": versions(device),
         "clocks": clocks_found,
     }
+
+
+def software(command: str) -> dict[str, Any]:
+    """Those fields of record.Record that need no device."""
+    return {"command": command, "commit": commit(), "time": now(), "versions": versions(torch.device("cpu"))}
 
 
 def now() -> str:

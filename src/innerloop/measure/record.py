@@ -258,12 +258,41 @@ class SuccessRecord(PolicyRecord):
     environments: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServedRow:
+    """So many clients in closed loops: milliseconds at the client, p50 of the server's queue, of all its work, and of
+    the rest, which is the wire."""
+
+    clients: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
+    queue_ms: float
+    server_ms: float
+    transport_ms: float
+    decisions_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedRecord(Record):
+    """A served policy, measured at its clients. device: what the server says it runs on."""
+
+    policy: str
+    precision: str
+    fingerprint: str
+    inputs: str
+    frames: str
+    ticks: int
+    rows: list[ServedRow]
+
+
 def _kind(schema: type[Record]) -> str:
     return schema.__name__.removesuffix("Record").lower()
 
 
 SCHEMAS: dict[str, type[Record]] = {
-    _kind(schema): schema for schema in (*PolicyRecord.__subclasses__(), OperatorsRecord)
+    _kind(schema): schema for schema in (*PolicyRecord.__subclasses__(), OperatorsRecord, ServedRecord)
 }
 
 

@@ -16,6 +16,7 @@ from innerloop.measure.record import (
     PolicyRecord,
     Record,
     RefreshRecord,
+    ServedRecord,
     SuccessRecord,
 )
 from innerloop.measure.svg import number
@@ -42,6 +43,7 @@ def sections(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("Ladder", LadderRecord, ladder_table),
         ("Batch", BatchRecord, batch_table),
         ("Control time", ControlRecord, control_table),
+        ("Served", ServedRecord, served_table),
         ("What changed", RefreshRecord, refresh_table),
         ("Capsules", CapsulesRecord, capsules_table),
         ("Operators", OperatorsRecord, operators_table),
@@ -136,6 +138,18 @@ def control_table(records: Sequence[ControlRecord]) -> str:
     return table(head, rows)
 
 
+def served_table(records: Sequence[ServedRecord]) -> str:
+    """One row a number of clients."""
+    head = ["policy", "frames", "clients", "p50 ms", "p95", "p99", "max", "queue", "server", "wire", "decisions/s"]
+    rows = []
+    for r in records:
+        for one in r.rows:
+            times = (one.p50_ms, one.p95_ms, one.p99_ms, one.max_ms, one.queue_ms, one.server_ms, one.transport_ms)
+            row = [_title(r), r.frames, str(one.clients), *(f"{ms:.2f}" for ms in times)]
+            rows.append([*row, f"{one.decisions_per_s:.1f}"])
+    return table(head, rows)
+
+
 def refresh_table(records: Sequence[RefreshRecord]) -> str:
     """One row a set of changed inputs."""
     rows = [
@@ -222,7 +236,9 @@ def _title(record: Record) -> str:
         )
     if isinstance(record, LadderRecord | BatchRecord):
         return f"{record.policy} {record.precision}, {record.views} cam, {record.prompt_tokens} tok, {record.chunk}"
-    return f"{record.policy} {record.precision}" if isinstance(record, PolicyRecord) else "operators"
+    if isinstance(record, PolicyRecord | ServedRecord):
+        return f"{record.policy} {record.precision}"
+    return "operators"
 
 
 def _same(identical: bool) -> str:
@@ -235,7 +251,7 @@ def _short(commit: str) -> str:
 
 
 def _order(record: Record) -> tuple[Any, ...]:
-    name = (record.policy, record.precision) if isinstance(record, PolicyRecord) else ()
+    name = (record.policy, record.precision) if isinstance(record, PolicyRecord | ServedRecord) else ()
     sizes: tuple[int, ...] = ()
     if isinstance(record, LatencyRecord):
         sizes = (record.batch, record.views, record.prompt_tokens, record.chunk)

@@ -94,6 +94,12 @@ def test_a_command_line_gives_its_options_again(options: BenchOptions) -> None:
     assert parse_command(options.command()) == options
 
 
+@pytest.mark.parametrize("frames", ["", "640", "x480", "0x4", "640x480x3", "a x b"])
+def test_what_is_no_frame_size_is_refused(frames: str) -> None:
+    with pytest.raises(InnerloopError, match="no size"):
+        _ = BenchOptions("pi05", frames=frames).frame
+
+
 def test_commands_that_are_not_ours_are_refused() -> None:
     for line in ("ls", "innerloop bench", "innerloop bench x --unheard 1"):
         with pytest.raises(InnerloopError):

@@ -178,6 +178,25 @@ def make_records() -> dict[str, Record]:
                 )
             ],
         ),
+        record.ServedRecord(
+            **{name: value for name, value in origin.items() if name not in ("weights", "dtype")},
+            frames="224x224 raw",
+            ticks=500,
+            rows=[
+                record.ServedRow(
+                    clients=clients,
+                    p50_ms=13.0 * clients,
+                    p95_ms=13.5 * clients,
+                    p99_ms=14.0 * clients,
+                    max_ms=20.0 * clients,
+                    queue_ms=12.0 * (clients - 1),
+                    server_ms=12.5 * clients,
+                    transport_ms=0.5,
+                    decisions_per_s=77.0,
+                )
+                for clients in (1, 4)
+            ],
+        ),
         record.SuccessRecord(
             **origin,
             task="reach",
