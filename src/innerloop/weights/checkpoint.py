@@ -21,6 +21,7 @@ from innerloop.weights.processors import (
     read_pipeline,
 )
 from innerloop.weights.source import TensorSource, check_not_pointer, read_json
+from innerloop.weights.starvla import find_run, open_run_weights, read_run, run_statistics
 
 _UNFINISHED = re.compile(r".*\.orbax-checkpoint-tmp(-.*)?")  # Orbax's name for a save in progress
 _OLD_STATISTICS = ("normalize_inputs.", "unnormalize_outputs.", "normalize_targets.")
@@ -31,7 +32,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model")
 class Checkpoint:
     """path: the directory asked for; layout: lerobot, openpi, orbax, groot, starvla or transformers.
 
-    config: config.json or {}. statistics: feature -> statistic -> array, with LeRobot's feature names.
+    config: config.json (starVLA: config.yaml) or {}. statistics: feature -> statistic -> array, with LeRobot's feature names.
     assets: the statistics set that was chosen, where sets have names. adapter: its directory; adapter_config: its
     settings. notes: what a user should know but need not change.
     """
@@ -53,9 +54,12 @@ class Checkpoint:
 def open_checkpoint(path: str | Path, *, assets: str | None = None, adapter: str | Path | None = None) -> Checkpoint:
     """Read headers and JSON only. Raises CheckpointError, naming file and remedy, for anything broken or ambiguous.
 
-    `assets` names one of several openpi statistics sets (or is a path to one); `adapter` is a PEFT LoRA directory.
+    `assets` names one of several openpi or starVLA statistics sets (or is a path to openpi's); `adapter` is a PEFT LoRA directory.
     """
     directory = _directory(Path(path))
+    run = find_run(directory)
+    if run is not None:
+        return _open_starvla(run, assets, adapter)
     base, adapter_directory = _base_and_adapter(directory, None if adapter is None else _directory(Path(adapter)))
     tensors = open_orbax(base) if is_orbax(base) else open_weight_files(base)
     if tensors is None:
@@ -83,6 +87,25 @@ def open_checkpoint(path: str | Path, *, assets: str | None = None, adapter: str
         assets=chosen,
         adapter=adapter_directory,
         adapter_config=adapter_config,
+        notes=notes,
+    )
+
+
+def _open_starvla(run: Path, assets: str | None, adapter: str | Path | None) -> Checkpoint:
+    if adapter is not None:
+        raise CheckpointError(f"{run} is a starVLA run, whose weights take no adapter: merge it in starVLA first")
+    tensors, notes = open_run_weights(run)
+    statistics, chosen = run_statistics(run, assets)
+    return Checkpoint(
+        path=run,
+        layout="starvla",
+        config=read_run(run),
+        preprocessor=None,
+        postprocessor=None,
+        statistics=statistics,
+        tokenizer=_tokenizer([run]),
+        tensors=tensors,
+        assets=chosen,
         notes=notes,
     )
 
