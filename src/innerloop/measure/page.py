@@ -79,9 +79,12 @@ def _latency_figures(records: Sequence[LatencyRecord]) -> list[str]:
         figures.append(_figure("Beside the others", caption, plots.against_bars(compared)))
     caption = "Latency that the given share of calls stays within; a flat line is a steady policy."
     figures.append(_figure("How steady it is", caption, plots.distribution(records)))
+    groups: dict[tuple[str, str], list[LatencyRecord]] = {}
     for record in records:
-        words = f"{plots.label(record)}. The roof was measured in the same run."
-        figures.append(_figure("How far from the roof" if record is records[0] else "", words, plots.roofline(record)))
+        groups.setdefault((record.device, record.precision), []).append(record)
+    for place, ((device, precision), group) in enumerate(groups.items()):
+        words = f"{device}, {precision}: each stage of each record under the roof that was measured beside it."
+        figures.append(_figure("" if place else "How far from the roof", words, plots.roofline(group)))
     return figures
 
 

@@ -47,27 +47,34 @@ def distribution(records: Sequence[LatencyRecord]) -> str:
     return line_chart(lines, x, Axis("ms", 0.0, top * 1.05), "Latency distribution")
 
 
-def roofline(record: LatencyRecord) -> str:
-    """Device stages between the measured copy and matrix rates."""
-    peak = max(value for name, value in record.ceilings.items() if name.startswith("matrix_"))
-    dtype = _rate_name(record)
-    matrix, copy = record.ceilings[dtype], record.ceilings["copy_gb_s"] / 1e3
-    points = []
-    for name in DEVICE_STAGES:
-        flops, moved, ms = record.stages_flops[name], record.stages_bytes[name], record.stages[name]
-        if flops > 0 and moved > 0 and ms > 0:
-            points.append((name, flops / moved, flops / ms / 1e9))
-    intensities = [intensity for _, intensity, _ in points]
-    rates = [rate for _, _, rate in points]
+def roofline(records: Sequence[LatencyRecord]) -> str:
+    """Device stages of records of one device and precision, between its measured copy and matrix rates."""
+    rate = _rate_name(records[0])
+    matrix = max(record.ceilings[rate] for record in records)
+    copy = max(record.ceilings["copy_gb_s"] for record in records) / 1e3
     ridge = matrix / copy
-    x = Axis("flops a byte", min([*intensities, ridge]) / 4, max([*intensities, ridge]) * 6, log=True)
-    y = Axis("TFLOP/s", min([*rates, copy * x.low]) / 2, peak * 2, log=True)
+    work = {stage: [point for record in records for point in _points(record, stage)] for stage in DEVICE_STAGES}
+    every = [point for points in work.values() for point in points]
+    intensities = [ridge, *(intensity for intensity, _, _ in every)]
+    x = Axis("flops a byte", min(intensities) / 4, max(intensities) * 6, log=True)
+    y = Axis("TFLOP/s", min([copy * x.low, *(reached for _, reached, _ in every)]) / 2, matrix * 2, log=True)
     roof = [(x.low, copy * x.low), (ridge, matrix), (x.high, matrix)]
-    lines = [Line(f"roof, {dtype.split('_')[1]}", roof, "roof")]
-    for name, intensity, rate in points:
-        tip = f"{name}: {number(rate)} TFLOP/s at {number(intensity)} flops a byte"
-        lines.append(Line(name, [(intensity, rate)], f"stage-{name}", joined=False, tips=[tip]))
+    lines = [Line(f"roof, {rate.split('_')[1]}", roof, "roof")]
+    for stage, points in work.items():
+        if points:
+            at, tips = [point[:2] for point in points], [point[2] for point in points]
+            lines.append(Line(stage, at, f"stage-{stage}", joined=False, tips=tips))
     return line_chart(lines, x, y, "Roofline")
+
+
+def _points(record: LatencyRecord, stage: str) -> list[tuple[float, float, str]]:
+    """Flops a byte, TFLOP/s and words of one stage; nothing where it has no work."""
+    flops, moved, ms = record.stages_flops[stage], record.stages_bytes[stage], record.stages[stage]
+    if not (flops and moved and ms):
+        return []
+    intensity, reached = flops / moved, flops / ms / 1e9
+    words = f"{label(record)}, {stage}: {number(reached)} TFLOP/s at {number(intensity)} flops a byte"
+    return [(intensity, reached, words)]
 
 
 def ladder(record: LadderRecord) -> str:
@@ -77,7 +84,7 @@ def ladder(record: LadderRecord) -> str:
         Bar(
             rung.name,
             [Segment(rung.name, rung.p50_ms, "s0")],
-            f"{number(rung.p50_ms)}, {number(first / rung.p50_ms)}x faster",
+            number(rung.p50_ms) + (f", {number(first / rung.p50_ms)}x faster" if rung.p50_ms < first else ""),
         )
         for rung in record.rungs
     ]
