@@ -49,8 +49,8 @@ class ServeOptions:
             raise ServeError(f"protocol '{self.protocol}' is none of {', '.join(PORTS)}")
         if not is_loopback(self.host) and self.token is None and not self.allow_public:
             raise ServeError(
-                f"'{self.host}' can be reached from other machines and there is no token: give one with token=, "
-                "bind to 127.0.0.1, or say allow_public=True if this network is trusted"
+                f"'{self.host}' can be reached from other machines and there is no token: give one (--token), bind to "
+                "127.0.0.1, or say allow_public (--allow-public) if everyone on this network is trusted"
             )
         if self.token is not None and len(self.token) < 8:
             raise ServeError("the token is shorter than 8 characters; make one with `openssl rand -hex 16`")
@@ -63,6 +63,18 @@ class ServeOptions:
     def listening_port(self) -> int:
         """The port of the protocol asked for."""
         return PORTS[self.protocol] if self.port is None else self.port
+
+
+def bracketed(host: str) -> str:
+    """The host as it stands before a port in an address."""
+    return f"[{host}]" if ":" in host else host
+
+
+def port_in_use(host: str, port: int, error: Exception) -> ServeError:
+    """The error of an address that cannot be bound."""
+    return ServeError(
+        f"{bracketed(host)}:{port} cannot be bound ({error}); choose another --host, --port or --http-port"
+    )
 
 
 def is_loopback(host: str) -> bool:

@@ -40,6 +40,11 @@ class SessionPolicy(Policy, Protocol):
         ...
 
 
+def largest_batch(policy: Policy) -> int:
+    """How many robots a policy decides for at once."""
+    return int(policy.metadata.get("max_batch", 1)) if hasattr(policy, "infer_batch") else 1
+
+
 def end_session(policy: Policy, name: str) -> None:
     """Forget a robot for good."""
     if hasattr(policy, "session"):

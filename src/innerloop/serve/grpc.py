@@ -16,7 +16,7 @@ import grpc.aio  # type: ignore[import-untyped]
 import numpy as np
 
 from innerloop.client.packing import MessageError
-from innerloop.serve.access import Rate, ServeOptions, same_token, token_in
+from innerloop.serve.access import Rate, ServeOptions, bracketed, port_in_use, same_token, token_in
 from innerloop.serve.ask import ask
 from innerloop.serve.pickles import RemotePolicyConfig, TimedObservation, read_pickle, write_timed_actions
 from innerloop.serve.protocol import Request, RequestError, observation
@@ -72,8 +72,11 @@ class LeRobotTransport:
         ]
         self._server = grpc.aio.server(interceptors=[_Gate(self._options.token)], options=limits)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
-        address = f"{self._options.host}:{self._options.listening_port}"
-        self.port = self._bind(address)
+        address = f"{bracketed(self._options.host)}:{self._options.listening_port}"
+        try:
+            self.port = self._bind(address)
+        except RuntimeError as error:
+            raise port_in_use(self._options.host, self._options.listening_port, error) from error
         await self._server.start()
 
     async def stop(self) -> None:

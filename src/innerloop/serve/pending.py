@@ -22,6 +22,7 @@ class Entry:
     started: float = 0.0
     finished: float = 0.0
     abandoned: bool = False
+    answered: bool = False
 
     @property
     def deadline(self) -> float:

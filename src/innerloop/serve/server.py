@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import ssl
+import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from websockets.typing import Subprotocol
 
 from innerloop.client.wire import PROTOCOL
 from innerloop.contract import Policy
-from innerloop.serve.access import ServeOptions
+from innerloop.serve.access import ServeError, ServeOptions, bracketed, port_in_use
 from innerloop.serve.metrics import Metrics
 from innerloop.serve.pages import Pages
 from innerloop.serve.truth import Truth
@@ -44,7 +45,9 @@ class Transport(Protocol):
 class Server:
     """Serves one policy until told to stop. Lives in an event loop; `load` runs in the worker's thread."""
 
-    def __init__(self, load: Callable[[], Policy], options: ServeOptions) -> None:
+    def __init__(
+        self, load: Callable[[], Policy], options: ServeOptions, say: Callable[[str], None] = log.info
+    ) -> None:
         options.check()
         self.options = options
         self.metrics = Metrics()
@@ -53,10 +56,11 @@ class Server:
         self.port = 0
         self.http_port = 0
         self._load = load
+        self._say = say
         self._pages = Pages(self.worker, self.truth, options.host, options.token)
         self._loop = asyncio.get_running_loop()
         self._settled = asyncio.Event()  # ready, or failed for good
-        self._ended = asyncio.Event()
+        self._over = asyncio.Event()  # told to stop, or broken
         self._websockets: WebsocketServer | None = None
         self._transport: Transport | None = None
         self._housekeeping: asyncio.Task[None] | None = None
@@ -66,28 +70,26 @@ class Server:
         """Bind the ports, then begin to load: clients may connect and wait at once."""
         options = self.options
         openpi = options.protocol == "openpi"
-        self._websockets = await serve(
-            self._serve_client,
-            options.host,
-            options.listening_port if openpi else options.http_port,
-            compression=None,
-            max_size=options.max_message,
-            ping_interval=None,  # a robot's own pings are answered; dead peers end with their session
-            process_request=self._answer_http,
-            subprotocols=[Subprotocol(PROTOCOL)],
-            select_subprotocol=_select,
-            ssl=self._tls(),
-            server_header=None,
-        )
+        port = options.listening_port if openpi else options.http_port
+        try:
+            self._websockets = await self._open_websockets(port)
+        except OSError as error:
+            raise port_in_use(options.host, port, error) from error
         self.http_port = self.port = next(iter(self._websockets.sockets)).getsockname()[1]
         if not openpi:
             self._transport = self._open_transport()
-            await self._transport.start()
+            try:
+                await self._transport.start()
+            except ServeError:
+                self._websockets.close()
+                raise
             self.port = self._transport.port
         self.worker.on_state(self._hear)
         self.worker.start()
         self._housekeeping = asyncio.create_task(self._expire_sessions())
-        log.info("%s at %s:%d, page at port %d, warming", options.protocol, options.host, self.port, self.http_port)
+        host = bracketed(options.host)
+        scheme = "http" if options.certificate is None else "https"
+        self._say(f"{options.protocol} at {host}:{self.port}, page at {scheme}://{host}:{self.http_port}/")
 
     async def ready(self) -> None:
         """Wait until the policy is warm. Raises what its loader raised."""
@@ -113,30 +115,42 @@ class Server:
         if self._websockets is not None:
             self._websockets.close(code=1001, reason="the server is shutting down")
             await self._websockets.wait_closed()
-        self._ended.set()
 
     async def run(self) -> None:
-        """Start, serve until SIGTERM or SIGINT, drain. SIGHUP loads the weights again."""
+        """Start, serve until SIGTERM or SIGINT, drain. SIGHUP loads the weights again. Raises what broke the policy."""
         await self.start()
-        stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, stop.set)
+            self._loop.add_signal_handler(number, self._over.set)
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
-        try:
-            await self.ready()
-            await stop.wait()
-        finally:
-            await self.stop()
+        await self._over.wait()
+        await self.stop()
+        if self.worker.failure is not None:
+            raise self.worker.failure
 
     def _reload(self) -> None:
         def report(task: "asyncio.Task[int]") -> None:
             if task.exception() is not None:
-                log.error("the weights were not replaced, the old ones stay: %s", task.exception())
+                self._say(f"the weights were not replaced, the old ones stay: {task.exception()}")
             else:
-                log.info("weights version %d is in use", task.result())
+                self._say(f"weights version {task.result()} is in use")
 
         self._reloading = asyncio.create_task(self.replace(self._load))
         self._reloading.add_done_callback(report)
+
+    async def _open_websockets(self, port: int) -> WebsocketServer:
+        return await serve(
+            self._serve_client,
+            self.options.host,
+            port,
+            compression=None,
+            max_size=self.options.max_message,
+            ping_interval=None,  # a robot's own pings are answered; dead peers end with their session
+            process_request=self._answer_http,
+            subprotocols=[Subprotocol(PROTOCOL)],
+            select_subprotocol=_select,
+            ssl=self._tls(),
+            server_header=None,
+        )
 
     def _open_transport(self) -> Transport:
         if self.options.protocol == "lerobot":
@@ -170,7 +184,9 @@ class Server:
     def _note(self, state: State) -> None:
         if state is not State.WARMING:
             self._settled.set()
-        log.info("%s", state)
+        if state is State.FAILED:
+            self._over.set()
+        self._say(str(state))
 
     async def _expire_sessions(self) -> None:
         while True:
@@ -186,13 +202,20 @@ class Server:
         return context
 
 
-def run_server(load: Callable[[], Policy], options: ServeOptions) -> None:
-    """Serve until SIGTERM or SIGINT. `load` runs in the worker's thread and returns a policy that is warm."""
+def run_server(load: Callable[[], Policy], options: ServeOptions, say: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. `load` runs in the worker's thread and returns a policy that is warm.
+
+    `say` is told the addresses and every change of state; by default they go to standard error.
+    """
 
     async def main() -> None:
-        await Server(load, options).run()
+        await Server(load, options, say or _to_standard_error).run()
 
     asyncio.run(main())
+
+
+def _to_standard_error(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _select(_: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from innerloop.contract import Chunk, Policy
 from innerloop.contract.errors import InnerloopError
 from innerloop.process.action import ActionLimits
-from innerloop.serve.decide import close, decide, describe, end_session, self_check
+from innerloop.serve.decide import close, decide, describe, end_session, largest_batch, self_check
 from innerloop.serve.metrics import Metrics
 from innerloop.serve.pending import Entry, Pending
 from innerloop.serve.protocol import Reply, Request, RequestError
@@ -60,6 +60,7 @@ class Worker:
         self._sessions = Sessions(capacity)
         self._jobs: deque[Callable[[], None]] = deque()
         self._running: list[Entry] = []
+        self._largest = 1
         self._seconds: dict[int, float] = {}  # moving average by batch size
         self._listeners: list[Callable[[State], None]] = []
         self._thread = threading.Thread(target=self._live, name="innerloop-worker", daemon=True)
@@ -95,11 +96,14 @@ class Worker:
         """Start a new episode: what the session asked before becomes stale. Done when the policy has reset."""
         with self._changed:
             known = self._sessions.get(session)
-            if known is not None:
-                known.epoch += 1
-                known.episode = episode
+            if known is None:  # nothing was asked in its name, so there is nothing to forget
+                done: Future[None] = Future()
+                done.set_result(None)
+                return done
+            known.epoch += 1
+            known.episode = episode
             stale = self._pending.drop(session)
-            done = self._post(lambda: self._forget(session))
+            done = self._post(functools.partial(self._forget, session))
         if stale is not None:
             self._answer(stale, Reply(stale.request, code="stale", message="the episode was reset meanwhile"))
         return done
@@ -137,7 +141,7 @@ class Worker:
             if self.state in (State.FAILED, State.STOPPED):
                 done.set_result(None)
                 return done
-        self._become(State.DRAINING)
+            self._become(State.DRAINING)
         self.on_state(lambda state: done.set_result(None) if state in (State.STOPPED, State.FAILED) else None)
         with self._changed:
             self._changed.notify()
@@ -167,7 +171,7 @@ class Worker:
         session = self._sessions.join(request.session, entry.client)
         if request.episode is not None and request.episode != session.episode:
             if session.episode is not None or session.decisions:
-                self._post(lambda: self._forget(request.session))
+                self._post(functools.partial(self._forget, request.session))
             session.episode = request.episode
             session.epoch += 1
         session.images = request.observation["images"]
@@ -205,6 +209,7 @@ class Worker:
         old, self.policy = self.policy, policy
         if old is not None and old is not policy:
             close(old)
+        self._largest = largest_batch(policy)
         self._seconds.clear()
         self.version += 1
         self.metrics.version(self.version)
@@ -226,12 +231,17 @@ class Worker:
             self._fail(error)
             return
         self.policy = policy
+        self._largest = largest_batch(policy)
         with self._changed:
-            ready = self.state is State.WARMING
-        if ready:
-            self._become(State.READY)
-        while self._step():
-            pass
+            if self.state is State.WARMING:
+                self._become(State.READY)
+        try:
+            while self._step():
+                pass
+        except Exception as error:  # a fault of this file: nobody must wait for a thread that is gone
+            log.exception("the worker ended")
+            self._fail(error)
+            return
         close(self.policy)
         self._become(State.STOPPED)
 
@@ -239,16 +249,16 @@ class Worker:
         self.failure = error
         self._become(State.FAILED)
         with self._changed:
-            waiting = self._pending.drop_all()
+            waiting = [*self._running, *self._pending.drop_all()]
         for entry in waiting:
-            self._answer(entry, Reply(entry.request, code="failed", message="the policy could not be made ready"))
+            self._answer(entry, Reply(entry.request, code="failed", message="the policy cannot decide any more"))
 
     def _step(self) -> bool:
         with self._changed:
             while not (self._jobs or self._pending or self.state is State.DRAINING):
                 self._changed.wait()
             jobs, self._jobs = self._jobs, deque()
-            batch, late = ([], []) if jobs else self._pending.take(self._largest(), self._seconds)
+            batch, late = ([], []) if jobs else self._pending.take(self._largest, self._seconds)
             self._running = batch
             finished = not (jobs or batch or late)
         for job in jobs:
@@ -258,11 +268,6 @@ class Worker:
         if batch:
             self._serve(batch)
         return not finished
-
-    def _largest(self) -> int:
-        if self.policy is None or not hasattr(self.policy, "infer_batch"):
-            return 1
-        return int(self.policy.metadata.get("max_batch", 1))
 
     def _serve(self, batch: list[Entry]) -> None:
         assert self.policy is not None
@@ -307,6 +312,9 @@ class Worker:
         self._answer(entry, reply)
 
     def _answer(self, entry: Entry, reply: Reply) -> None:
+        if entry.answered:
+            return
+        entry.answered = True
         if not entry.abandoned:
             entry.deliver(reply)
         self.metrics.record(entry, reply)

@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from innerloop.client.packing import MAX_ITEMS, MAX_TEXT, MessageError, array_dtype, array_from
-from innerloop.serve.access import Rate, ServeOptions, same_token
+from innerloop.serve.access import Rate, ServeOptions, bracketed, port_in_use, same_token
 from innerloop.serve.ask import ask
 from innerloop.serve.protocol import Request, RequestError, observation
 from innerloop.serve.worker import State, Worker
@@ -55,7 +55,11 @@ class GrootTransport:
         if ":" in self._options.host:
             socket.setsockopt(zmq.IPV6, 1)
         port = self._options.listening_port
-        socket.bind(f"tcp://{self._options.host}:{port or '*'}")
+        try:
+            socket.bind(f"tcp://{bracketed(self._options.host)}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise port_in_use(self._options.host, port, error) from error
         self.port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._reader = asyncio.create_task(self._read())
 

@@ -1,5 +1,6 @@
 """A server as a process: warm before ready, drained on SIGTERM, new weights on SIGHUP, the engine's own policy."""
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from websockets.sync.client import connect
 import innerloop
 from innerloop.client import RemoteError, RemotePolicy
 from innerloop.contract.errors import InnerloopError
+from innerloop.serve.access import ServeError, ServeOptions
+from innerloop.serve.server import Server
 
 HERE = Path(__file__).parent
 TINY = HERE.parents[2] / "examples" / "checkpoints" / "tiny-pi05"
@@ -185,3 +188,30 @@ def test_a_real_checkpoint_is_served_bit_for_bit():
                 policy.infer({**seen, "state": np.zeros(3, np.float32)})
         wait_until(lambda: server.server.worker.policy.runtime.sessions == ())
     local.close()
+
+
+@pytest.mark.parametrize("protocol", ["openpi", "lerobot", "groot"])
+def test_a_port_that_is_taken_is_named(protocol):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        async def start():
+            await Server(FakePolicy, ServeOptions(protocol=protocol, port=port, http_port=0)).start()
+
+        with pytest.raises(ServeError, match=f"127.0.0.1:{port} cannot be bound"):
+            asyncio.run(start())
+
+
+def test_a_worker_that_breaks_leaves_nobody_waiting():
+    class Broken(FakePolicy):
+        def reset(self, session="default"):
+            raise SystemError("the fake is broken")
+
+    with Running(Broken(check=False)) as server:
+        server.ready()
+        server.server.worker._seconds = None  # a fault in the worker itself
+        with RemotePolicy(server.url) as policy, pytest.raises(RemoteError):
+            policy.infer(observation(1))
+        wait_until(lambda: health(server.server.port) == 500)
