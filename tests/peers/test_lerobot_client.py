@@ -2,8 +2,10 @@
 
 import asyncio
 import pickle
+import sys
 import threading
 import time
+import types
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -67,6 +69,12 @@ class PretendArm(Robot):
         self.position = dict(action)
         self.applied.append([action[name] for name in JOINTS])
         return action
+
+
+# LeRobot finds a robot beside its configuration, in a module of the plugin's name.
+PretendArmConfig.__module__ = "pretend_arm.config_pretend_arm"
+sys.modules["pretend_arm"] = types.ModuleType("pretend_arm")
+sys.modules["pretend_arm"].PretendArm = PretendArm
 
 
 class Forward:
