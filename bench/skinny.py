@@ -78,13 +78,13 @@ def _random(rows: int, columns: int) -> torch.Tensor:
     return (torch.randn(rows, columns, device="cuda") * columns**-0.5).bfloat16()
 
 
-def captured(body: Callable[[], object], passing: str = "polled") -> Callable[[], None]:
-    """A replay of `body`, captured as plain launches, dependent ones, or dependent ones that poll messages."""
+def captured(body: Callable[[], object], dependent: bool = True) -> Callable[[], None]:
+    """A replay of `body`, captured as a chain or as plain launches."""
 
     def whole() -> object:
-        if passing == "plain":
+        if not dependent:
             return body()
-        with cuda.chain(polled=passing == "polled"):
+        with cuda.chain():
             return body()
 
     whole()
@@ -127,7 +127,7 @@ def operators(stack: Stack) -> dict[str, tuple[float, float]]:
                 for i in range(LAYERS):
                     body(i)
 
-        plain, dependent = (microseconds(captured(many, p)) / (STEPS * LAYERS) for p in ("plain", "dependent"))
+        plain, dependent = (microseconds(captured(many, p)) / (STEPS * LAYERS) for p in (False, True))
         result[name] = (plain, dependent)
     return result
 
@@ -180,9 +180,9 @@ def main() -> None:
     for name, (plain, dependent) in operators(stack).items():
         print(f"{name:24s} {plain:6.2f} us  dependent {dependent:6.2f} us", flush=True)
     for attention in (False, True):
-        for passing in ("plain", "dependent", "polled"):
-            time = microseconds(captured(lambda a=attention: stack.solve(a), passing))
-            label = f"solve, {'with' if attention else 'no'} attention, {passing}"
+        for dependent in (False, True):
+            time = microseconds(captured(lambda a=attention: stack.solve(a), dependent))
+            label = f"solve, {'with' if attention else 'no'} attention, {'dependent' if dependent else 'plain'}"
             print(f"{label:40s} {time / 1e3:7.3f} ms  {time / (STEPS * LAYERS):6.2f} us a layer", flush=True)
     if arguments.variants:
         variants(stack)

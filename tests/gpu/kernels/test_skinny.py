@@ -71,8 +71,8 @@ SIZES = [
     (1, 16, 1017),
     (2, 10, 722),
     (1, 33, 300),
-    (1, 50, 626),
-    (1, 64, 850),
+    (1, 50, 1018),
+    (1, 64, 650),
 ]
 
 
@@ -166,6 +166,7 @@ def _pairs(
         "glu-down": (lambda: [glu(layer.x)], lambda o: residual(o[0], down)),
         "down-qkv": (lambda: [residual(layer.h, down)], lambda o: make_qkv(o[0])[0]),
         "down-step": (lambda: [residual(layer.h, down)], lambda o: step(o[0])),
+        "enter-step": (lambda: [enter()], lambda o: step(o[0])),
         "step-enter": (
             lambda: [step(layer.x)],
             lambda o: cuda.project_in(o[0], layer.action_in, layer.bias_in, torch.bfloat16),
@@ -173,12 +174,15 @@ def _pairs(
     }
 
 
-PAIRS = ["enter-qkv", "qkv-attend", "attend-out", "out-glu", "glu-down", "down-qkv", "down-step", "step-enter"]
+PAIRS = ["enter-qkv", "qkv-attend", "attend-out", "out-glu", "glu-down", "down-qkv", "enter-step", "step-enter"]
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", [*PAIRS, "down-step"])
 def test_a_late_producer_is_waited_for(name: str) -> None:
-    """1,000 replays with stores 20 us late are bit-equal; a consumer that does not wait is caught."""
+    """1,000 replays with stores 20 us late are bit-equal; a consumer that does not wait is caught.
+
+    Not so after `down`, whose programs leave no multiprocessor the room for a program of `step` to start early.
+    """
     torch.use_deterministic_algorithms(False)
     layer = Layer(1, 10, 586)
     producer, consumer = _pairs(layer)[name]
@@ -207,9 +211,10 @@ def test_a_late_producer_is_waited_for(name: str) -> None:
         graph.replay()
         wrong += (result != expected).sum()
     assert int(wrong) == 0
-    graph, result = capture(UNGUARDED=1)
-    graph.replay()
-    assert not torch.equal(result, expected)
+    if name in PAIRS:
+        graph, result = capture(UNGUARDED=1)
+        graph.replay()
+        assert not torch.equal(result, expected)
 
 
 def test_a_captured_chain_keeps_its_dependent_launches_and_its_bits() -> None:
@@ -230,3 +235,90 @@ def test_a_captured_chain_keeps_its_dependent_launches_and_its_bits() -> None:
         result.fill_(torch.nan)
         graph.replay()
         assert torch.equal(result, expected)
+
+
+class Solver:
+    """Three layers, two Euler steps: every kernel of a chain beside each of its neighbours, and an odd number of layers."""
+
+    def __init__(self, tokens: int) -> None:
+        self.layers = [Layer(1, tokens, 586) for _ in range(3)]
+        for i, layer in enumerate(self.layers):
+            layer.x = layer.y = layer.h = layer.q = None
+            layer.scale = layer.scale + 0.1 * i
+        self.packs = [
+            (pack(one.qkv, DIM // 2), pack(one.out), pack(one.gate_up, MLP), pack(one.down)) for one in self.layers
+        ]
+
+    def run(self, altered: str = "", **defines: int) -> torch.Tensor:
+        """The state after both steps; kernels named by `altered` are compiled with `defines`."""
+
+        def call(name: str, function: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
+            with cuda.compiled_with(**(defines if altered in (name, "all") else {})):
+                return function(*args)
+
+        first = self.layers[0]
+        state = first.state
+        for _ in range(2):
+            x = call("in", cuda.project_in, state, first.action_in, first.bias_in, torch.bfloat16)
+            for one, (qkv, out, gate_up, down) in zip(self.layers, self.packs, strict=True):
+                mod = (one.scale, one.shift, EPS)
+                rest = (one.cos, one.sin, HEADS, 1, one.k, one.v, one.start)
+                q = call("qkv", cuda.norm_qkv_rope, x, *mod, qkv, *rest)
+                y = call("attend", cuda.attend, q, one.k, one.v, one.valid, DIM**-0.5, one.start)
+                x = call("out", cuda.project_residual, y, out, one.gate, x)
+                h = call("glu", cuda.norm_glu, x, *mod, gate_up)
+                x = call("down", cuda.project_residual, h, down, one.gate, x)
+            last = (first.scale, first.shift, EPS, first.action_out, first.bias_out)
+            state = call("step", cuda.norm_project_step, x, *last, state, -0.5)
+        return state
+
+    def captured(self, altered: str, **defines: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        with cuda.chain():
+            self.run(altered, **defines)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), cuda.chain():
+            result = self.run(altered, **defines)
+        return graph, result
+
+
+PHASES = ["in", "qkv", "attend", "out", "glu", "down", "step", "all"]
+
+
+@pytest.mark.parametrize("tokens", [10, 50])
+def test_a_whole_chain_has_the_bits_of_single_kernels(tokens: int) -> None:
+    torch.use_deterministic_algorithms(False)
+    solver = Solver(tokens)
+    expected = solver.run()
+    keys = [one.k.clone() for one in solver.layers]
+    graph, result = solver.captured("")
+    for _ in range(20):
+        result.fill_(torch.nan)
+        for one in solver.layers:
+            one.k[:, one.start :] = torch.nan
+            one.v[:, one.start :] = torch.nan
+        graph.replay()
+        assert torch.equal(result, expected)
+        assert all(torch.equal(one.k, key) for one, key in zip(solver.layers, keys, strict=True))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_chain_with_late_stores_has_the_same_bits(phase: str) -> None:
+    """1,000 replays with one kernel's stores (or all) 20 us late."""
+    torch.use_deterministic_algorithms(False)
+    solver = Solver(10)
+    expected = solver.run()
+    graph, result = solver.captured(phase, DELAY=20)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(1000):
+        graph.replay()
+        wrong += (result != expected).sum()
+    assert int(wrong) == 0
+
+
+def test_a_chain_runs_eagerly() -> None:
+    torch.use_deterministic_algorithms(False)
+    solver = Solver(10)
+    expected = solver.run()
+    for _ in range(20):
+        with cuda.chain():
+            assert torch.equal(solver.run(), expected)

@@ -12,6 +12,7 @@ import torch
 
 from innerloop.contract.errors import InnerloopError
 
+POLICY = 2
 SOURCE = Path(__file__).parent / "source"
 
 
@@ -81,9 +82,7 @@ def launch(
         attributes.append(attribute)
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
-        attribute.value.clusterSchedulingPolicyPreference = (
-            driver.CUclusterSchedulingPolicy.CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING
-        )
+        attribute.value.clusterSchedulingPolicyPreference = driver.CUclusterSchedulingPolicy(POLICY)
         attributes.append(attribute)
     if dependent:
         attribute = driver.CUlaunchAttribute()

@@ -13,7 +13,6 @@ from torch import Tensor
 from innerloop.contract.errors import InnerloopError
 from innerloop.kernels.launch import Launch, Limits, Shape, Table, choose, limits
 from innerloop.kernels.skinny import compile
-from innerloop.kernels.skinny.messages import Messages
 from innerloop.kernels.skinny.packing import Packed
 
 NORM_QKV_ROPE, NORM_GLU, RESIDUAL = range(3)
@@ -21,7 +20,7 @@ MAX_ROWS = 64
 WARP_COLUMNS = 128  # columns of the weight that one warp multiplies
 ATTENTION_PARTS = 8  # programs that share one head's keys
 ATTENTION_DIM = 256
-
+ATTEND_RESIDENT = 1
 _chain: ContextVar["Chain | None"] = ContextVar("chain", default=None)
 _defines: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("defines", default=())
 
@@ -31,12 +30,11 @@ class LinearArgs(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weight", "x", "scale", "shift", "gate", "residual", "cos", "sin")),
-        *((name, ctypes.c_void_p) for name in ("out", "k_cache", "v_cache", "k_message", "v_message")),
-        ("erased", ctypes.c_void_p * 4),
+        *((name, ctypes.c_void_p) for name in ("ahead", "out", "k_cache", "v_cache")),
         *((name, ctypes.c_uint64) for name in ("batch_stride", "row_stride")),
         *((name, ctypes.c_int) for name in ("rows", "row_tokens", "start", "groups", "heads", "kv_heads")),
+        ("ahead_bytes", ctypes.c_uint32),
         ("eps", ctypes.c_float),
-        ("erased_bytes", ctypes.c_int * 4),
     )
 
 
@@ -44,9 +42,10 @@ class AttendArgs(ctypes.Structure):
     """`Args` of source/attend.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "key_valid", "k_message", "v_message", "out")),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "key_valid", "ahead", "out")),
         *((name, ctypes.c_uint64) for name in ("batch_stride", "row_stride")),
         *((name, ctypes.c_int) for name in ("tokens", "keys", "start", "heads", "kv_heads")),
+        ("ahead_bytes", ctypes.c_uint32),
         ("scale", ctypes.c_float),
     )
 
@@ -67,21 +66,19 @@ class StepArgs(ctypes.Structure):
 
 @dataclass
 class Chain:
-    """Launches under one `chain()`: whether the first has been made, and the messages if words are polled."""
+    """Launches under one `chain()`: whether the first has been made."""
 
-    messages: Messages | None
     started: bool = False
 
 
 @contextmanager
-def chain(polled: bool = True) -> Iterator[None]:
+def chain() -> Iterator[None]:
     """Kernels launched inside, after the first, start before their predecessor ends and load weights meanwhile.
 
     The caller promises that nothing inside writes what these kernels may read early: weights, modulation and rotary
-    tables, key_valid, and K/V rows before `start`. polled: results are passed word by word instead of kernel by kernel;
-    ops must then come in the order of a layer, and a result must be used inside, by the next ops of its layer alone.
+    tables, key_valid, and K/V rows before `start`.
     """
-    token = _chain.set(Chain(Messages() if polled else None))
+    token = _chain.set(Chain())
     try:
         yield
     finally:
@@ -113,7 +110,7 @@ def _linear_bytes(launch: Launch, shape: Shape) -> int:
     items = tiles * nt * 32
     size = tiles * (k // split) * 32 + (split - 1) * passes * items * 16 + 128
     if phase != RESIDUAL:
-        size += 2 * k * 4 + nt * 8 * launch.warps * 4
+        size += (k + tiles * 16 * (launch.warps + 1) + nt * 8 * launch.warps) * 4
     if passes > 1:
         size += launch.warps * tiles * nt * 512
     return size
@@ -136,7 +133,7 @@ def _launches() -> list[Launch]:
         for split in (4, 2, 1)
         for warps in range(16, 0, -1)
         for tiles in (4, 2, 1)
-        for resident in (1, 2, 3)
+        for resident in (1, 0, 2, 3)
     ]
 
 
@@ -206,44 +203,27 @@ def norm_qkv_rope(
             f"shape {(batch, tokens, dim // 2)} (got {cos.dtype}, {tuple(cos.shape)}); pack and shape them so"
         )
     batch_stride, row_stride = _strides("k_cache and v_cache", k_cache, v_cache)
-    messages = _messages("qkv")
-    if messages is None:
-        q = torch.empty(batch, tokens, heads, dim, dtype=x.dtype, device=x.device)
-    else:
-        rows, new = tuple(x.shape), (batch, tokens, kv_heads, dim)
-        mixed = (batch, tokens, heads * dim)
-        messages.allot(x.device, x=rows, x0=rows, x1=rows, q=(batch, tokens, heads, dim), k=new, v=new, y=mixed)
-        q = messages["q"]
+    q = torch.empty(batch, tokens, heads, dim, dtype=x.dtype, device=x.device)
     arguments = LinearArgs(
         **_norm(scale, shift, eps), cos=cos.data_ptr(), sin=sin.data_ptr(), row_tokens=tokens, start=start,
         heads=heads, kv_heads=kv_heads, k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
         batch_stride=batch_stride, row_stride=row_stride,
     )  # fmt: skip
-    if messages is not None:
-        arguments.k_message, arguments.v_message = messages["k"].data_ptr(), messages["v"].data_ptr()
-    _linear(NORM_QKV_ROPE, x, weight, q, arguments, scale, {"POLL": _polls(messages, x)})
+    _linear(NORM_QKV_ROPE, x, weight, q, arguments, scale)
     return q
 
 
-def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Packed) -> Tensor:
+def norm_glu(
+    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Packed, ahead: Packed | None = None
+) -> Tensor:
     """As reference.norm_glu."""
     _need_contiguous("x", x)
     if weight.pair != weight.rows // 2:
         raise InnerloopError(
             f"norm_glu wants a weight packed with pair={weight.rows // 2}, its number of gates, not {weight.pair}"
         )
-    shape = (*x.shape[:-1], weight.rows // 2)
-    arguments = LinearArgs(**_norm(scale, shift, eps))
-    messages = _messages("glu")
-    if messages is None:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
-    else:
-        messages.allot(x.device, h0=shape, h1=shape)
-        out = messages.own("h")
-        for i, (address, size) in enumerate(messages.to_erase()):
-            arguments.erased[i], arguments.erased_bytes[i] = address, size
-    defines = {"POLL": _polls(messages, x), "ERASES": int(messages is not None)}
-    _linear(NORM_GLU, x, weight, out, arguments, scale, defines)
+    out = torch.empty(*x.shape[:-1], weight.rows // 2, dtype=x.dtype, device=x.device)
+    _linear(NORM_GLU, x, weight, out, LinearArgs(**_norm(scale, shift, eps), **_ahead(ahead)), scale)
     return out
 
 
@@ -253,17 +233,21 @@ def project_residual(y: Tensor, weight: Packed, gate: Tensor | None, residual: T
     _need_contiguous("residual", residual)
     if weight.pair != 8:
         raise InnerloopError(f"project_residual wants a weight packed with pair=8, not {weight.pair}")
-    active = _chain.get()
-    after_glu = active is not None and active.messages is not None and active.messages.last == "glu"
-    messages = _messages("down" if after_glu else "out")
-    out = torch.empty_like(residual) if messages is None else messages["x"] if after_glu else messages.own("x")
+    out = torch.empty_like(residual)
     arguments = LinearArgs(residual=residual.data_ptr(), gate=None if gate is None else gate.data_ptr())
-    defines = {"POLL": _polls(messages, y), "POLL_RESIDUAL": _polls(messages, residual), "GATED": int(after_glu)}
-    _linear(RESIDUAL, y, weight, out, arguments, gate, defines)
+    _linear(RESIDUAL, y, weight, out, arguments, gate)
     return out
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, start: int) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_valid: Tensor | None,
+    scale: float,
+    start: int,
+    ahead: Packed | None = None,
+) -> Tensor:
     """As reference.attend."""
     batch, tokens, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
@@ -273,20 +257,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: flo
             f"attend takes bfloat16 heads of width {ATTENTION_DIM} and at most {MAX_ROWS} tokens and 2048 keys within "
             f"shared memory, not {q.dtype}, width {dim}, {tokens} tokens, {keys} keys; use kernels.attention"
         )
-    messages = _messages("attend")
-    shape = (batch, tokens, heads * dim)
-    out = torch.empty(shape, dtype=q.dtype, device=q.device) if messages is None else messages["y"]
+    out = torch.empty(batch, tokens, heads * dim, dtype=q.dtype, device=q.device)
     batch_stride, row_stride = _strides("k and v", k, v)
     arguments = AttendArgs(
         q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), key_valid=None if key_valid is None else key_valid.data_ptr(),
         out=out.data_ptr(), batch_stride=batch_stride, row_stride=row_stride, tokens=tokens, keys=keys, start=start,
-        heads=heads, kv_heads=kv_heads, scale=scale * log2(2.718281828459045),
+        heads=heads, kv_heads=kv_heads, **_ahead(ahead), scale=scale * log2(2.718281828459045),
     )  # fmt: skip
     overlay = _overlays(tokens, keys, limits(q.device).shared_bytes)
-    defines = {"NT": ceil(tokens / 8), "CHUNK": attention_chunk(keys), "RESIDENT": 1, "OVERLAY": int(overlay)}
-    defines["POLL"] = _polls(messages, q)
-    if messages is not None:
-        arguments.k_message, arguments.v_message = messages["k"].data_ptr(), messages["v"].data_ptr()
+    defines = {
+        "NT": ceil(tokens / 8),
+        "CHUNK": attention_chunk(keys),
+        "OVERLAY": int(overlay),
+        "RESIDENT": ATTEND_RESIDENT,
+    }
     size = attention_bytes(tokens, keys, overlay)
     grid = batch * heads * ATTENTION_PARTS
     _start("attend", defines, grid, 256, size, ATTENTION_PARTS, arguments, q.device)
@@ -295,17 +279,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: flo
 
 def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
     """As reference.project_in; dtype bfloat16."""
-    shape = (*state.shape[:-1], weight.shape[0])
-    messages = _messages("in")
-    if messages is None:
-        out = torch.empty(shape, dtype=dtype, device=state.device)
-    else:
-        messages.allot(state.device, x=shape)
-        out = messages["x"]
+    out = torch.empty(*state.shape[:-1], weight.shape[0], dtype=dtype, device=state.device)
     arguments = StepArgs(
-        weight_in=weight.data_ptr(), bias_in=bias.data_ptr(), state=state.data_ptr(), out=out.data_ptr()
-    )
-    _step(state, weight.shape[0], arguments, {"HAS_IN": 1, "GATED": int(messages is not None)})
+        weight_in=weight.data_ptr(), bias_in=bias.data_ptr(), state=state.data_ptr(), out=out.data_ptr(),
+    )  # fmt: skip
+    _step(state, weight.shape[0], arguments, {"HAS_IN": 1})
     return out
 
 
@@ -315,12 +293,11 @@ def norm_project_step(
     """As reference.norm_project_step."""
     _need_contiguous("x", x)
     out = torch.empty_like(state)
-    messages = _messages("step")
     arguments = StepArgs(
         **_norm(scale, shift, eps), x=x.data_ptr(), weight_out=weight.data_ptr(), bias_out=bias.data_ptr(),
         state=state.data_ptr(), next_state=out.data_ptr(), dt=dt,
     )  # fmt: skip
-    _step(state, weight.shape[1], arguments, {"HAS_OUT": 1, "MODULATION_FLOAT": _is_float(scale), "POLL": _polls(messages, x)})
+    _step(state, weight.shape[1], arguments, {"HAS_OUT": 1, "MODULATION_FLOAT": _is_float(scale)})
     return out
 
 
@@ -333,13 +310,7 @@ def _step(state: Tensor, width: int, arguments: StepArgs, defines: Mapping[str, 
 
 
 def _linear(
-    phase: int,
-    x: Tensor,
-    weight: Packed,
-    out: Tensor,
-    arguments: LinearArgs,
-    modulation: Tensor | None,
-    passing: Mapping[str, int],
+    phase: int, x: Tensor, weight: Packed, out: Tensor, arguments: LinearArgs, modulation: Tensor | None
 ) -> None:
     rows = x.numel() // x.shape[-1]
     if rows > MAX_ROWS or x.shape[-1] != weight.columns or x.dtype is not torch.bfloat16:
@@ -352,7 +323,7 @@ def _linear(
     arguments.weight, arguments.x, arguments.out = weight.data.data_ptr(), x.data_ptr(), out.data_ptr()
     arguments.rows, arguments.groups = rows, _passes(rows)
     defines = {
-        **passing, **dict(launch.sizes), "PHASE": phase, "N": weight.rows, "K": weight.columns, "WARPS": launch.warps,
+        **dict(launch.sizes), "PHASE": phase, "N": weight.rows, "K": weight.columns, "WARPS": launch.warps,
         "NT": column_tiles(rows), "HALF": weight.pair, "MODULATION_FLOAT": _is_float(modulation),
     }  # fmt: skip
     grid = weight.rows // 16 // launch["TILES"] * launch["SPLIT"]
@@ -380,16 +351,10 @@ def _start(
         active.started = True
 
 
-def _messages(phase: str) -> Messages | None:
-    active = _chain.get()
-    if active is None or active.messages is None:
-        return None
-    active.messages.enter(phase)
-    return active.messages
-
-
-def _polls(messages: Messages | None, tensor: Tensor) -> int:
-    return int(messages is not None and messages.carries(tensor))
+def _ahead(weight: Packed | None) -> dict[str, int]:
+    if weight is None:
+        return {}
+    return {"ahead": weight.data.data_ptr(), "ahead_bytes": weight.data.numel() * weight.data.element_size()}
 
 
 def _norm(scale: Tensor, shift: Tensor | None, eps: float) -> dict[str, int | float | None]:

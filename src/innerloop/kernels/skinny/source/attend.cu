@@ -1,7 +1,6 @@
 // Attention of few query rows over many keys. A cluster of 8 programs serves one head of one batch entry: each takes CHUNK
-// keys, then 32 of the 256 output features. Fixed at compile time: NT (8-token tiles of the query), CHUNK (multiple of 16), RESIDENT,
-// OVERLAY (sums of the cluster land where the keys were: less shared memory, one more wait),
-// POLL (q and the new rows come as messages).
+// keys, then 32 of the 256 output features. Fixed at compile time: NT (8-token tiles of the query), CHUNK (multiple of 16),
+// OVERLAY (sums of the cluster land where the keys were: less shared memory, one more wait), RESIDENT.
 #define HEAD_DIM 256
 #define PARTS 8
 #define THREADS 256
@@ -20,8 +19,7 @@ struct Args {
   const bf16* k;
   const bf16* v;
   const int* key_valid;
-  const bf16* k_message;  // [batch, tokens, kv_heads, HEAD_DIM]
-  const bf16* v_message;
+  const u8* ahead;  // weights of a later kernel
   bf16* out;
   u64 batch_stride;  // of k and v, in elements
   u64 row_stride;
@@ -30,6 +28,7 @@ struct Args {
   int start;  // rows from here on are written by the kernel before this one
   int heads;
   int kv_heads;
+  u32 ahead_bytes;
   float scale;  // times log2(e)
 };
 
@@ -40,18 +39,6 @@ DEVICE uint4 load_transposed(u32 a) {
                : "r"(a)
                : "memory");
   return v;
-}
-
-DEVICE uint4 receive(const bf16* from) {
-  uint4 w = poll(from);
-#if POLL
-  Patience patience;
-  while (absent(w)) {
-    w = poll(from);
-    patience.lose();
-  }
-#endif
-  return w;
 }
 
 // s[i][n]: scaled scores of 16 keys (tile warp + i * WARPS) and 8 tokens, -inf where the key is not valid.
@@ -140,7 +127,7 @@ DEVICE void soften(const float4 (&s)[EACH][NT], const float* maxima, float* sums
 }
 
 // out^T[32 features of this warp x tokens], unnormalised, straight into the program that finishes these features.
-DEVICE void mix(const u8* values, const bf16* weights, u32 pushed, u32 bar, int part, int warp, int lane) {
+DEVICE void mix(const u8* values, const bf16* weights, u32 pushed, u32 bar, int tokens, int part, int warp, int lane) {
   const int r = lane >> 2, j = lane & 3;
   float4 acc[2][NT];
 #pragma unroll
@@ -162,14 +149,16 @@ DEVICE void mix(const u8* values, const bf16* weights, u32 pushed, u32 bar, int 
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       float2 a = two_features(acc[m][n].x, acc[m][n].y, r & 1), b = two_features(acc[m][n].z, acc[m][n].w, r & 1);
-      u32 row = to + (n * 8 + j * 2 + (r & 1)) * 128 + (m * 16 + (r & ~1)) * 4;
+      int token = n * 8 + j * 2 + (r & 1);
+      if (token >= tokens) continue;
+      u32 row = to + token * 128 + (m * 16 + (r & ~1)) * 4;
       push(row, a, there);
       push(row + 32, b, there);
     }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attend(const __grid_constant__ Args p) {
+extern "C" __global__ void BOUNDS(THREADS) attend(const __grid_constant__ Args p) {
   extern __shared__ __align__(128) u8 memory[];
   u8* keys = memory;
   u8* values = keys + CHUNK * K_STRIDE;
@@ -193,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attend(const __g
   if (tid == 0) {
     barrier_init(bar, 1);
     barrier_init_fence();
-    barrier_expect(bar, PARTS * TOKENS * (128 + 8));
+    barrier_expect(bar, PARTS * p.tokens * (128 + 8));
   }
   __syncthreads();
   if (!OVERLAY) cluster_arrive();  // this program's barrier exists
@@ -215,17 +204,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attend(const __g
     copy16(shared_address(keys) + row * K_STRIDE + lane * 16, p.k + from, is_valid ? 16 : 0);
     copy16(shared_address(values) + row * V_STRIDE + lane * 16, p.v + from, is_valid ? 16 : 0);
   }
+  bring_into_l2(p.ahead, p.ahead_bytes);
   STAMP(1);
-#if !POLL
   wait_for_producer();
-#endif
   STAMP(2);
 
   const bf16* query = p.q + (u64)batch * p.tokens * p.heads * HEAD_DIM + head * HEAD_DIM;
   for (int i = tid; i < TOKENS * 32; i += THREADS) {
     int token = i / 32, piece = i % 32;
     uint4 w = make_uint4(0, 0, 0, 0);
-    if (token < p.tokens) w = receive(query + (u64)token * p.heads * HEAD_DIM + piece * 8);
+    if (token < p.tokens) w = load_fresh(query + (u64)token * p.heads * HEAD_DIM + piece * 8);
     *(uint4*)(q + token * K_STRIDE + piece * 16) = w;
   }
   const int fresh = max(p.start - key0, 0), end = min(CHUNK, p.start + p.tokens - key0);
@@ -233,12 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attend(const __g
     int row = i / 64, piece = i % 32;
     bool is_key = i % 64 < 32;
     if (p.key_valid && !__ldg(p.key_valid + (u64)batch * p.keys + key0 + row)) continue;
-#if POLL
-    u64 at = (u64)(batch * p.tokens + key0 + row - p.start) * p.kv_heads + head / (p.heads / p.kv_heads);
-    uint4 w = receive((is_key ? p.k_message : p.v_message) + at * HEAD_DIM + piece * 8);
-#else
-    uint4 w = receive((is_key ? p.k : p.v) + offset + (u64)(key0 + row) * p.row_stride + piece * 8);
-#endif
+    uint4 w = load_fresh((is_key ? p.k : p.v) + offset + (u64)(key0 + row) * p.row_stride + piece * 8);
     *(uint4*)(is_key ? keys + row * K_STRIDE + piece * 16 : values + row * V_STRIDE + piece * 16) = w;
   }
   copies_wait();
@@ -256,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attend(const __g
   }
   if (OVERLAY) cluster_arrive();  // and nothing of its keys is needed
   cluster_wait();
-  for (int i = tid; i < TOKENS * PARTS; i += THREADS) {
+  for (int i = tid; i < p.tokens * PARTS; i += THREADS) {
     int token = i / PARTS, peer = i % PARTS;
     float2 e = make_float2(-INFINITY, 0.f);
     if (any) {
@@ -269,9 +252,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attend(const __g
     push(peer_address(shared_address(extremes + part * TOKENS + token), peer), e, peer_address(bar, peer));
   }
   if (any) {
-    mix(values, weights, shared_address(pushed), bar, part, warp, lane);
+    mix(values, weights, shared_address(pushed), bar, p.tokens, part, warp, lane);
   } else {
-    for (int i = tid; i < TOKENS * 16 * PARTS; i += THREADS)
+    for (int i = tid; i < p.tokens * 16 * PARTS; i += THREADS)
       push(peer_address(shared_address(pushed + part * TOKENS * 32) + i / PARTS * 8, i % PARTS), make_float2(0.f, 0.f),
            peer_address(bar, i % PARTS));
   }
@@ -298,10 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attend(const __g
     }
     float inverse = total > 0.f ? 1.0f / total : 0.f;
     bf16* to = p.out + ((u64)(batch * p.tokens + token) * p.heads + head) * HEAD_DIM + part * 32 + pair * 2;
-    store_word(to, pack2(sum.x * inverse, sum.y * inverse));
+    *(u32*)to = pack2(sum.x * inverse, sum.y * inverse);
   }
   STAMP(8);
-#if POLL && !defined(EXP_NOWAIT)
-  wait_for_producer();  // so that the end of this kernel means the end of all before it
-#endif
 }

@@ -5,6 +5,11 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define DEVICE static __device__ __forceinline__
+#if RESIDENT  // programs that a multiprocessor must be able to hold; 0 leaves the registers to the compiler
+#define BOUNDS(threads) __launch_bounds__(threads, RESIDENT)
+#else
+#define BOUNDS(threads) __launch_bounds__(threads)
+#endif
 
 DEVICE u32 shared_address(const void* p) {
   u32 a;
@@ -75,6 +80,13 @@ DEVICE void bulk_copy(u32 to, const void* from, u32 bytes, u32 bar) {
                : "memory");
 }
 
+// Brings this program's share of `bytes` into L2 for a later kernel; a no-op when there is nothing to bring.
+DEVICE void bring_into_l2(const u8* from, u32 bytes) {
+  const u32 piece = 8192, first = blockIdx.x * 32 + threadIdx.x;
+  if (threadIdx.x >= 32) return;
+  for (u32 at = first * piece; at < bytes; at += gridDim.x * 32 * piece)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + at), "r"(min(piece, bytes - at)) : "memory");
+}
 // 16 bytes into shared memory behind the program's back; zeros where `bytes` is 0.
 DEVICE void copy16(u32 to, const void* from, u32 bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
@@ -87,7 +99,7 @@ DEVICE u32 cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
   return r;
 }
-DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 DEVICE u32 peer_address(u32 address, u32 rank) {
   u32 a;
@@ -114,17 +126,6 @@ DEVICE u32 pack2(float lo, float hi) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
   return d;
 }
-// The same by another instruction: the compiler does not then keep the first results, which are twice as large.
-DEVICE float low_again(u32 pair) {
-  u32 d;
-  asm("prmt.b32 %0, %1, 0, 0x1044;" : "=r"(d) : "r"(pair));
-  return __uint_as_float(d);
-}
-DEVICE float high_again(u32 pair) {
-  u32 d;
-  asm("prmt.b32 %0, %1, 0, 0x3244;" : "=r"(d) : "r"(pair));
-  return __uint_as_float(d);
-}
 DEVICE float modulation(const void* table, int i) {
 #if MODULATION_FLOAT
   return __ldg((const float*)table + i);
@@ -132,40 +133,6 @@ DEVICE float modulation(const void* table, int i) {
   return __uint_as_float((u32)__ldg((const bf16*)table + i) << 16);
 #endif
 }
-// ---- messages ----------------------------------------------------------------------------------------------------
-// A message buffer holds ABSENT in every word until its producer stores it there; its consumers poll the words themselves,
-// which is faster than waiting for the producer's end. No store of two rounded bf16 is ever ABSENT: NaN rounds to 0x7fff.
-#define ABSENT 0xffffffffu
-DEVICE uint4 poll(const void* p) {
-  uint4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
-  return v;
-}
-DEVICE u32 poll_word(const void* p) {
-  u32 v;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-DEVICE bool absent(u32 w) {
-#ifdef UNGUARDED
-  return false;
-#else
-  return w == ABSENT;
-#endif
-}
-DEVICE bool absent(uint4 v) { return absent(max(max(v.x, v.y), max(v.z, v.w))); }
-DEVICE void store_word(void* p, u32 v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
-DEVICE void erase(void* p) {
-  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(p), "r"(ABSENT) : "memory");
-}
-DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-struct Patience {  // a message that never comes ends in an error, not in a hang
-  u32 left = 1u << 23;
-  __device__ __forceinline__ void lose() {
-    if (--left == 0) asm volatile("trap;");
-  }
-};
-
 // What an earlier kernel wrote is read past L1, which is not coherent with a kernel that is still running.
 DEVICE uint4 load_fresh(const void* p) {
   uint4 v;

@@ -1,12 +1,9 @@
-// A linear layer over few rows. Fixed at compile time: PHASE, K, TILES (16-row weight tiles a program), WARPS, SPLIT
-// (programs of a cluster that share K), N (output features), NT (8-token column tiles a pass), RESIDENT (programs a multiprocessor must be able to hold), HALF (distance of paired rows), MODULATION_FLOAT,
-// POLL (x comes as a message), POLL_RESIDUAL, GATED (the next kernel starts only once x is here), ERASES (message buffers).
+// A linear layer over few rows. Fixed at compile time: PHASE, K, N (output features), TILES (16-row weight tiles a program),
+// WARPS, SPLIT (programs of a cluster that share K), NT (8-token column tiles a pass), HALF (distance of paired rows),
+// MODULATION_FLOAT, RESIDENT.
 #define NORM_QKV_ROPE 0
 #define NORM_GLU 1
 #define RESIDUAL 2
-#ifndef PROBE
-#define PROBE 1
-#endif
 #define HAS_NORM (PHASE != RESIDUAL)
 #define THREADS (WARPS * 32)
 #define KPART (K / SPLIT)             // columns of this program
@@ -15,7 +12,8 @@
 #define WEIGHT_BYTES (TILES * TILE_BYTES)
 #define TOKENS (NT * 8)
 #define ITEMS (TILES * NT * 32)       // float4 accumulators of a program
-#define TABLE_BYTES (HAS_NORM ? 2 * K * 4 : 0)
+#define ROWS (TILES * 16)
+#define TABLE_BYTES (HAS_NORM ? (K + ROWS * (WARPS + 1)) * 4 : 0)
 #define SQUARES_BYTES (HAS_NORM ? TOKENS * WARPS * 4 : 0)
 
 struct Args {
@@ -27,12 +25,10 @@ struct Args {
   const bf16* residual;
   const float* cos;
   const float* sin;
+  const u8* ahead;  // weights of a later kernel
   bf16* out;
   bf16* k_cache;
   bf16* v_cache;
-  bf16* k_message;  // [rows, kv_heads, 2 HALF], or null
-  bf16* v_message;
-  u8* erased[4];
   u64 batch_stride;  // of the caches, in elements
   u64 row_stride;
   int rows;
@@ -41,8 +37,8 @@ struct Args {
   int groups;  // passes of TOKENS rows
   int heads;
   int kv_heads;
+  u32 ahead_bytes;
   float eps;
-  int erased_bytes[4];
 };
 
 DEVICE float gelu_tanh(float v) {
@@ -71,16 +67,7 @@ DEVICE Extra load_extra(const Args& p, int tile, int token0, int lane) {
   int token = min(token0 + (r & 1), p.rows - 1);
   int f = tile * 16 + (r & ~1);
   const bf16* from = p.residual + (u64)token * N + f;
-#if POLL_RESIDUAL
-  u32 low_rows, high_rows;
-  Patience patience;
-  do {
-    low_rows = poll_word(from), high_rows = poll_word(from + 8);
-    patience.lose();
-  } while (absent(low_rows) || absent(high_rows));
-#else
   u32 low_rows = load_fresh_word(from), high_rows = load_fresh_word(from + 8);
-#endif
   e.a = make_float4(low(low_rows), high(low_rows), low(high_rows), high(high_rows));
   e.b = make_float4(1.f, 1.f, 1.f, 1.f);
   if (p.gate) {
@@ -110,17 +97,12 @@ DEVICE void finish(const Args& p, int tile, int token0, int lane, float4 c, Extr
   const u32 first_pair = pack2(first.x, first.y), second_pair = pack2(second.x, second.y);
   if (head < p.heads) {
     bf16* to = p.out + ((u64)token * p.heads + head) * (2 * HALF) + d;
-    store_word(to, first_pair);
-    store_word(to + HALF, second_pair);
+    *(u32*)to = first_pair;
+    *(u32*)(to + HALF) = second_pair;
   } else {
     bool is_key = head < p.heads + p.kv_heads;
     int kv = head - p.heads - (is_key ? 0 : p.kv_heads);
     u64 at = (u64)(token / p.row_tokens) * p.batch_stride + (u64)(p.start + token % p.row_tokens) * p.row_stride;
-    if (p.k_message) {
-      bf16* to = (is_key ? p.k_message : p.v_message) + ((u64)token * p.kv_heads + kv) * (2 * HALF) + d;
-      store_word(to, first_pair);
-      store_word(to + HALF, second_pair);
-    }
     bf16* to = (is_key ? p.k_cache : p.v_cache) + at + (u64)kv * (2 * HALF) + d;
     *(u32*)to = first_pair;
     *(u32*)(to + HALF) = second_pair;
@@ -128,111 +110,96 @@ DEVICE void finish(const Args& p, int tile, int token0, int lane, float4 c, Extr
 #elif PHASE == NORM_GLU
   float2 h = two_features(gelu_tanh(c.x) * c.z, gelu_tanh(c.y) * c.w, odd);
   if (token >= p.rows) return;
-  store_word(p.out + (u64)token * HALF + tile * 8 + (r & ~1), pack2(h.x, h.y));
+  *(u32*)(p.out + (u64)token * HALF + tile * 8 + (r & ~1)) = pack2(h.x, h.y);
 #else
   float2 first = two_features(c.x, c.y, odd), second = two_features(c.z, c.w, odd);
   if (token >= p.rows) return;
   bf16* to = p.out + (u64)token * N + tile * 16 + (r & ~1);
-  store_word(to, pack2(e.a.x + e.b.x * first.x, e.a.y + e.b.y * first.y));
-  store_word(to + 8, pack2(e.a.z + e.b.z * second.x, e.a.w + e.b.w * second.y));
+  *(u32*)(to) = pack2(e.a.x + e.b.x * first.x, e.a.y + e.b.y * first.y);
+  *(u32*)(to + 8) = pack2(e.a.z + e.b.z * second.x, e.a.w + e.b.w * second.y);
 #endif
 }
 
-DEVICE void receive(const Args& p, uint4 (&x)[BLOCKS][NT], int token0, int column) {
-  const bf16* from = p.x + (u64)token0 * K + column;
-#if POLL && PROBE  // one vector a lane until it comes, so that waiting does not fill the L2's queues
-  {
-    uint4 probe = make_uint4(0, 0, 0, 0);
-    Patience patience;
-    do {
-      if (token0 < p.rows) probe = poll(from + (BLOCKS - 1) * 32);
-      patience.lose();
-    } while (__any_sync(0xffffffffu, absent(probe)));
-  }
-#endif
+// W (x / rms * (1 + scale) + shift) = W (x * (1 + scale)) / rms + W shift. The last term needs no x; the rms none of the
+// product. So the product starts as soon as x is here.
+DEVICE void shift_product(const Args& p, const u8* weights, float* bias, float* parts, u32 bar, int warp, int lane) {
+  const int r = lane >> 2, j = lane & 3;
+  uint4 x[BLOCKS];  // the first token column is the shift
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
-#pragma unroll
-    for (int nt = 0; nt < NT; ++nt) {
-      x[b][nt] = make_uint4(0, 0, 0, 0);
-      if (token0 + nt * 8 < p.rows) x[b][nt] = poll(from + nt * 8 * K + b * 32);
+    x[b] = make_uint4(0, 0, 0, 0);
+    int at = (warp * BLOCKS + b) * 32 + j * 8;
+    if (r == 0) {
+      x[b] = make_uint4(pack2(modulation(p.shift, at), modulation(p.shift, at + 1)),
+                        pack2(modulation(p.shift, at + 2), modulation(p.shift, at + 3)),
+                        pack2(modulation(p.shift, at + 4), modulation(p.shift, at + 5)),
+                        pack2(modulation(p.shift, at + 6), modulation(p.shift, at + 7)));
     }
   }
-#if POLL
-  Patience patience;
-  while (true) {
-    bool missing = false;
+#pragma unroll
+  for (int t = 0; t < TILES; ++t) {
+    float4 acc = make_float4(0.f, 0.f, 0.f, 0.f);
+    barrier_wait(bar + t * 8, 0);
+    const u8* at = weights + t * TILE_BYTES + warp * BLOCKS * 1024 + lane * 16;
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) {
-#pragma unroll
-      for (int nt = 0; nt < NT; ++nt) missing |= absent(x[b][nt]);
+      mma(acc, load_shared(at + b * 1024), x[b].x, x[b].y);
+      mma(acc, load_shared(at + b * 1024 + 512), x[b].z, x[b].w);
     }
-    if (!__any_sync(0xffffffffu, missing)) break;
-    patience.lose();
-#pragma unroll
-    for (int b = 0; b < BLOCKS; ++b) {
-#pragma unroll
-      for (int nt = 0; nt < NT; ++nt) {
-        if (absent(x[b][nt])) x[b][nt] = poll(from + nt * 8 * K + b * 32);
-      }
+    if (j == 0) {
+      parts[warp * ROWS + t * 16 + r] = acc.x;
+      parts[warp * ROWS + t * 16 + r + 8] = acc.z;
     }
-  }
-#endif
-}
-
-// Once all of x is here, every kernel before the producer is done with its messages: make room for the next layer's.
-DEVICE void erase_messages(const Args& p) {
-  const int at = (blockIdx.x * THREADS + threadIdx.x) * 16, step = gridDim.x * THREADS * 16;
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    for (int i = at; i < p.erased_bytes[n]; i += step) erase(p.erased[n] + i);
   }
 }
 
-DEVICE void normalize(const Args& p, uint4 (&x)[BLOCKS][NT], float* squares, const float* table, int warp, int lane) {
-  int r = lane >> 2, j = lane & 3;
+DEVICE void scale_rows(uint4 (&x)[BLOCKS][NT], float* squares, const float* scale, int warp, int lane) {
+  const int r = lane >> 2, j = lane & 3;
+  float s[NT];
 #pragma unroll
-  for (int nt = 0; nt < NT; ++nt) {
-    float s = 0.f;
-#pragma unroll
-    for (int b = 0; b < BLOCKS; ++b) {
-      const u32 w[4] = {x[b][nt].x, x[b][nt].y, x[b][nt].z, x[b][nt].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s += low(w[i]) * low(w[i]) + high(w[i]) * high(w[i]);
-    }
-    s += __shfl_xor_sync(0xffffffffu, s, 1);
-    s += __shfl_xor_sync(0xffffffffu, s, 2);
-    if (j == 0) squares[(nt * 8 + r) * WARPS + warp] = s;
-  }
-  __syncthreads();
-  float inverse[NT];
-#pragma unroll
-  for (int nt = 0; nt < NT; ++nt) {
-    float s = 0.f;
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) s += squares[(nt * 8 + r) * WARPS + w];
-    inverse[nt] = rsqrtf(s * (1.0f / K) + p.eps);
-  }
+  for (int nt = 0; nt < NT; ++nt) s[nt] = 0.f;
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
-    const float4* at = (const float4*)(table + (warp * BLOCKS + b) * 32 + j * 8);
+    const float4* at = (const float4*)(scale + (warp * BLOCKS + b) * 32 + j * 8);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float4 scale = at[half], shift = at[K / 4 + half];
+      float4 m = at[half];
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) {
         u32& first = half ? x[b][nt].z : x[b][nt].x;
         u32& second = half ? x[b][nt].w : x[b][nt].y;
-        first = pack2(low_again(first) * inverse[nt] * scale.x + shift.x, high_again(first) * inverse[nt] * scale.y + shift.y);
-        second = pack2(low_again(second) * inverse[nt] * scale.z + shift.z, high_again(second) * inverse[nt] * scale.w + shift.w);
+        float4 v = make_float4(low(first), high(first), low(second), high(second));
+        s[nt] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        first = pack2(v.x * m.x, v.y * m.y);
+        second = pack2(v.z * m.z, v.w * m.w);
       }
     }
   }
+#pragma unroll
+  for (int nt = 0; nt < NT; ++nt) {
+    s[nt] += __shfl_xor_sync(0xffffffffu, s[nt], 1);
+    s[nt] += __shfl_xor_sync(0xffffffffu, s[nt], 2);
+    if (j == 0) squares[warp * TOKENS + nt * 8 + r] = s[nt];
+  }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __grid_constant__ Args p) {
+// Sums over x * (1 + scale) -> over the normed, shifted x, for tokens n and n + 1 and rows r and r + 8 of a tile.
+DEVICE float4 normed(float4 c, const float* squares, const float* bias, int n, float eps) {
+  float2 s = make_float2(0.f, 0.f);
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) {
+    float2 v = *(const float2*)(squares + w * TOKENS + n);
+    s = make_float2(s.x + v.x, s.y + v.y);
+  }
+  float a = rsqrtf(s.x * (1.0f / K) + eps), b = rsqrtf(s.y * (1.0f / K) + eps);
+  return make_float4(c.x * a + bias[0], c.y * b + bias[0], c.z * a + bias[8], c.w * b + bias[8]);
+}
+
+extern "C" __global__ void BOUNDS(THREADS) linear(const __grid_constant__ Args p) {
   extern __shared__ __align__(128) u8 memory[];
-  float* table = (float*)(memory + WEIGHT_BYTES);
+  float* scale = (float*)(memory + WEIGHT_BYTES);
+  float* bias = scale + K;         // [ROWS] W shift
+  float* bias_parts = bias + ROWS;  // [WARPS][ROWS]
   float* squares = (float*)(memory + WEIGHT_BYTES + TABLE_BYTES);
   u8* gathered = memory + WEIGHT_BYTES + TABLE_BYTES + SQUARES_BYTES;  // sums of the cluster's other programs
   u8* barriers = gathered + (SPLIT - 1) * p.groups * ITEMS * 16;
@@ -243,9 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
   const int tile0 = blockIdx.x / SPLIT * TILES;
 
   STAMP(0);
-#if !GATED
   release_successor();
-#endif
   if (tid == 0) {
     u64 policy = read_once_policy();
 #pragma unroll
@@ -261,38 +226,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
                      TILE_BYTES, bar, policy);
     }
   }
+  bring_into_l2(p.ahead, p.ahead_bytes);
 #if HAS_NORM
-  for (int i = tid; i < K; i += THREADS) {
-    table[i] = 1.0f + modulation(p.scale, i);
-    table[K + i] = p.shift ? modulation(p.shift, i) : 0.0f;
-  }
+  for (int i = tid; i < K; i += THREADS) scale[i] = 1.0f + modulation(p.scale, i);
 #endif
   __syncthreads();
+#if HAS_NORM
+  if (p.shift) shift_product(p, memory, bias, bias_parts, shared_address(barriers), warp, lane);
+  __syncthreads();
+  if (tid < ROWS) {
+    float s = 0.f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) s += p.shift ? bias_parts[w * ROWS + tid] : 0.f;
+    bias[tid] = s;
+  }
+#endif
   if (SPLIT > 1) cluster_arrive();  // this program's barriers exist
   STAMP(1);
-#if !POLL
   wait_for_producer();
-#endif
   STAMP(2);
 
   const int r = lane >> 2, j = lane & 3;
+  const bf16* from = p.x + rank * KPART + warp * BLOCKS * 32 + j * 8;
   for (int g = 0; g < p.groups; ++g) {
     uint4 x[BLOCKS][NT];
-    receive(p, x, g * TOKENS + r, rank * KPART + warp * BLOCKS * 32 + j * 8);
-#if GATED
-    if (g + 1 == p.groups) release_successor();
-#endif
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+#pragma unroll
+      for (int nt = 0; nt < NT; ++nt) {
+        int token = g * TOKENS + nt * 8 + r;
+        x[b][nt] = make_uint4(0, 0, 0, 0);
+        if (token < p.rows) x[b][nt] = load_fresh(from + (u64)token * K + b * 32);
+      }
+    }
     Extra extra;
     if (tid < ITEMS && rank == 0) extra = load_extra(p, tile0 + tid / (NT * 32), g * TOKENS + (tid / 32 % NT) * 8 + j * 2, lane);
     if (x[0][0].x == 0x12345678u) STAMP(8);
     STAMP(3);
 #if HAS_NORM
-    normalize(p, x, squares, table, warp, lane);
+    scale_rows(x, squares, scale, warp, lane);
 #endif
     STAMP(4);
-#if ERASES
-    if (g + 1 == p.groups) erase_messages(p);
-#endif
     const bool reuse = p.groups == 1;  // a warp's own weights are dead once it has multiplied by them
     const u32 tile_stride = reuse ? TILE_BYTES : NT * 512;
     const u32 warp_stride = reuse ? BLOCKS * 1024 : TILES * NT * 512;
@@ -317,9 +291,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
         *(float4*)(sums + warp * warp_stride + t * tile_stride + nt * 512 + lane * 16) = acc[nt];
     }
     STAMP(5);
-#if ERASES && !defined(EXP_NOFENCE)
-    if (g + 1 == p.groups) fence_device();
-#endif
     __syncthreads();
     STAMP(6);
     delay_stores();
@@ -352,13 +323,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear(const __g
         float4 v = *(const float4*)(gathered + ((g * (SPLIT - 1) + q - 1) * ITEMS + item) * 16);
         s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
       }
+#if HAS_NORM
+      s = normed(s, squares, bias + item / (NT * 32) * 16 + r, item / 32 % NT * 8 + j * 2, p.eps);
+#endif
       if (n > 0) extra = load_extra(p, tile0 + item / (NT * 32), g * TOKENS + (item / 32 % NT) * 8 + j * 2, lane);
       finish(p, tile0 + item / (NT * 32), g * TOKENS + (item / 32 % NT) * 8 + j * 2, lane, s, extra);
     }
     STAMP(7);
-    if (!HAS_NORM && g + 1 < p.groups) __syncthreads();
+    if (g + 1 < p.groups) __syncthreads();
   }
-#if POLL && !defined(EXP_NOWAIT)
-  wait_for_producer();  // so that the end of this kernel means the end of all before it
-#endif
 }

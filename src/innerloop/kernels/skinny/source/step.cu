@@ -1,10 +1,9 @@
 // The two ends of an Euler step, one program a token: hidden -> norm -> action velocity -> state -> first residual row.
-// Fixed at compile time: K (width), A (action width, at most 32), HAS_OUT, HAS_IN, MODULATION_FLOAT, POLL (x comes
-// as a message, erased here), GATED (the next kernel starts only once all before this one have ended).
+// Fixed at compile time: K (width), A (action width, at most 32), HAS_OUT, HAS_IN, MODULATION_FLOAT.
 #define THREADS 1024
 
 struct Args {
-  bf16* x;
+  const bf16* x;
   const void* scale;
   const void* shift;
   const float* weight_out;  // [A, K]
@@ -26,9 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant
 #endif
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
   const u64 token = blockIdx.x;
-#if !GATED
   release_successor();
-#endif
 #if HAS_IN
   if (tid == 0) {
     barrier_init(shared_address(&barrier), 1);
@@ -54,27 +51,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant
       moved += v.x * modulation(p.shift, i * 32 + lane * 2) + v.y * modulation(p.shift, i * 32 + lane * 2 + 1);
     }
   }
-  u32 x[K / 64];
-  bf16* row = p.x + token * K + lane * 2;
-#if POLL
-  Patience patience;
-  bool missing = true;
-  while (__any_sync(0xffffffffu, missing)) {
-    missing = false;
-#pragma unroll
-    for (int i = 0; i < K / 64; ++i) {
-      x[i] = poll_word(row + i * 64);
-      missing |= absent(x[i]);
-    }
-    patience.lose();
-  }
-  __syncthreads();
-  if (tid < K / 8) erase(p.x + token * K + tid * 8);
-#else
   wait_for_producer();
+  u32 x[K / 64];
 #pragma unroll
-  for (int i = 0; i < K / 64; ++i) x[i] = load_fresh_word(row + i * 64);
-#endif
+  for (int i = 0; i < K / 64; ++i) x[i] = load_fresh_word(p.x + token * K + i * 64 + lane * 2);
   float squares = 0.f, dot = 0.f;
 #pragma unroll
   for (int i = 0; i < K / 64; ++i) {
@@ -97,9 +77,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant
   }
 #else
   wait_for_producer();
-#if GATED
-  release_successor();
-#endif
   if (tid < A) state[tid] = __ldcg(p.state + token * A + tid);
 #endif
 #if HAS_IN
@@ -115,10 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant
       sum += state[at] * row[at];
     }
     float other = __shfl_xor_sync(0xffffffffu, sum, 1);
-    if (!(lane & 1)) store_word(p.out + token * K + f, pack2(sum, other));
+    if (!(lane & 1)) *(u32*)(p.out + token * K + f) = pack2(sum, other);
   }
-#endif
-#if POLL && !defined(EXP_NOWAIT)
-  wait_for_producer();  // so that the end of this kernel means the end of all before it
 #endif
 }
