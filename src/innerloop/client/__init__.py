@@ -4,7 +4,7 @@ from innerloop.client.asynchronous import AsyncRemotePolicy
 from innerloop.client.packing import MessageError
 from innerloop.client.player import ActionQueue, ChunkPlayer
 from innerloop.client.remote import RemotePolicy
-from innerloop.client.wire import ConnectionFailed, RemoteChunk, RemoteError
+from innerloop.client.wire import ConnectionFailed, Previous, RemoteChunk, RemoteError
 
 __all__ = [
     "ActionQueue",
@@ -12,6 +12,7 @@ __all__ = [
     "ChunkPlayer",
     "ConnectionFailed",
     "MessageError",
+    "Previous",
     "RemoteChunk",
     "RemoteError",
     "RemotePolicy",

@@ -14,8 +14,10 @@ from innerloop.client.remote import FINAL_CODES, FINAL_STATUS
 from innerloop.client.wire import (
     PROTOCOL,
     ConnectionFailed,
+    Continued,
     RemoteChunk,
     RemoteError,
+    continued,
     headers,
     read_answer,
     read_greeting,
@@ -58,11 +60,11 @@ class AsyncRemotePolicy:
         session: str | None = None,
         episode: str | int | None = None,
         deadline_ms: float | None = None,
-        rtc: Mapping[str, Any] | None = None,
+        previous: Continued | None = None,
     ) -> RemoteChunk:
         """One decision. Raises RemoteError with the server's code, ConnectionFailed when it cannot be reached."""
         options = {"noise": noise, "seed": seed, "session": session or self._session, "episode": episode}
-        extra = {"deadline_ms": deadline_ms, "rtc": rtc, "timestamp": time.time()}
+        extra = {"deadline_ms": deadline_ms, "previous": continued(previous), "timestamp": time.time()}
         answer = await self._ask(observation, {**options, **extra})
         if answer is None:
             raise RemoteError("protocol", "the server answered an observation without actions")

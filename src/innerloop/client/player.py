@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from innerloop.client.wire import Previous
+
 WINDOW = 50  # latencies that the delay estimate remembers
 PERCENTILE = 90.0
 
@@ -91,6 +93,10 @@ class ActionQueue:
         self.executed += 1
         return action
 
+    def remaining(self) -> Previous | None:
+        """What a new chunk is to continue; None while nothing is queued."""
+        return Previous(self._actions, min(self.delay, len(self._actions) - 1)) if len(self._actions) else None
+
     def reset(self) -> None:
         """A new episode: nothing of the old one is played, whenever it arrives."""
         self.episode += 1
@@ -102,14 +108,16 @@ class ActionQueue:
 class ChunkPlayer:
     """Calls `infer` in a thread of its own while the robot moves; `step` never waits for it.
 
-    `infer(observation) -> answer` is a remote or local policy's; its error is raised by the next `step`.
+    `infer` is a remote or local policy's; its error is raised by the next `step`. With `rtc` it is also given
+    `previous=`, so that the policy itself makes the new chunk continue the old one.
     """
 
-    def __init__(self, infer: Callable[[Mapping[str, Any]], Answer], rate_hz: float, blend: int = 4) -> None:
+    def __init__(self, infer: Callable[..., Answer], rate_hz: float, blend: int = 4, rtc: bool = False) -> None:
+        self._rtc = rtc
         self.queue = ActionQueue(rate_hz, blend)
         self._infer = infer
         self._changed = threading.Condition()
-        self._asked: tuple[Mapping[str, Any], Ticket] | None = None
+        self._asked: tuple[Mapping[str, Any], Ticket, Previous | None] | None = None
         self._busy = False
         self._warm = False
         self._error: Exception | None = None
@@ -124,7 +132,7 @@ class ChunkPlayer:
                 error, self._error = self._error, None
                 raise error
             if not self._busy and self.queue.due():
-                self._asked = (observation, self.queue.ticket())
+                self._asked = (observation, self.queue.ticket(), self.queue.remaining() if self._rtc else None)
                 self._busy = True
                 self._changed.notify()
             return self.queue.next()
@@ -148,14 +156,14 @@ class ChunkPlayer:
                     self._changed.wait()
                 if self._closed or self._asked is None:
                     return
-                observation, ticket = self._asked
+                observation, ticket, previous = self._asked
                 self._asked = None
-            self._answer(observation, ticket)
+            self._answer(observation, ticket, {} if previous is None else {"previous": previous})
 
-    def _answer(self, observation: Mapping[str, Any], ticket: Ticket) -> None:
+    def _answer(self, observation: Mapping[str, Any], ticket: Ticket, continued: dict[str, Previous]) -> None:
         started = time.monotonic()
         try:
-            actions: np.ndarray | None = self._infer(observation).actions
+            actions: np.ndarray | None = self._infer(observation, **continued).actions
         except Exception as error:  # raised where the robot's loop can act on it
             actions = None
             failure: Exception | None = error

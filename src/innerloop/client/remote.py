@@ -13,8 +13,10 @@ from websockets.typing import Subprotocol
 from innerloop.client.wire import (
     PROTOCOL,
     ConnectionFailed,
+    Continued,
     RemoteChunk,
     RemoteError,
+    continued,
     headers,
     read_answer,
     read_greeting,
@@ -59,11 +61,14 @@ class RemotePolicy:
         session: str | None = None,
         episode: str | int | None = None,
         deadline_ms: float | None = None,
-        rtc: Mapping[str, Any] | None = None,
+        previous: Continued | None = None,
     ) -> RemoteChunk:
         """One decision. Raises RemoteError with the server's code, ConnectionFailed when it cannot be reached."""
         options = {"noise": noise, "seed": seed, "session": session or self._session, "episode": episode}
-        answer = self._ask(observation, {**options, "deadline_ms": deadline_ms, "rtc": rtc, "timestamp": time.time()})
+        answer = self._ask(
+            observation,
+            {**options, "deadline_ms": deadline_ms, "previous": continued(previous), "timestamp": time.time()},
+        )
         if answer is None:
             raise RemoteError("protocol", "the server answered an observation without actions")
         return answer

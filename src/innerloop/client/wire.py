@@ -4,7 +4,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,6 +43,53 @@ class RemoteChunk:
     weights_version: int = 0
     episode: str | int | None = None
     timestamp: float | None = None
+
+
+class Continued(Protocol):
+    """What real-time chunking continues: `Previous` below, or innerloop.Previous where torch is installed."""
+
+    @property
+    def actions(self) -> np.ndarray:
+        """float [n, action_dim] in robot units: what is not executed yet, row 0 due now."""
+        ...
+
+    @property
+    def delay(self) -> int:
+        """Control steps that will pass before the new chunk can act."""
+        ...
+
+    @property
+    def horizon(self) -> int | None:
+        """Rows that pull at all; all of them by default."""
+        ...
+
+    @property
+    def schedule(self) -> str:
+        """LINEAR, EXP, ONES or ZEROS."""
+        ...
+
+
+@dataclass(frozen=True)
+class Previous:
+    """The part of the last chunk that a new one is to continue; see Continued."""
+
+    actions: np.ndarray
+    delay: int = 0
+    horizon: int | None = None
+    schedule: str = "LINEAR"
+
+
+def continued(previous: Continued | None) -> dict[str, Any] | None:
+    """A previous chunk as a message has it."""
+    if previous is None:
+        return None
+    actions = np.asarray(previous.actions, np.float32)
+    return {
+        "actions": actions,
+        "delay": previous.delay,
+        "horizon": previous.horizon,
+        "schedule": previous.schedule,
+    }
 
 
 def write_request(observation: Mapping[str, Any], **options: Any) -> bytes:

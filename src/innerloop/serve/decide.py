@@ -62,7 +62,7 @@ def close(policy: Policy) -> None:
 
 def decide(policy: Policy, batch: Sequence[Entry], limits: ActionLimits | None) -> list[Outcome]:
     """A chunk or the error of each entry, in order; never raises for what a policy or a request does."""
-    if len(batch) > 1 and all(entry.request.rtc is None for entry in batch):
+    if len(batch) > 1 and all(entry.request.previous is None for entry in batch):
         try:
             chunks = _together(policy, batch)
         except Exception as error:  # one of them is bad: find out which by running them alone
@@ -127,15 +127,10 @@ def _together(policy: Policy, batch: Sequence[Entry]) -> list[Chunk]:
 
 def _alone(policy: Policy, entry: Entry, limits: ActionLimits | None) -> Outcome:
     request = entry.request
-    extra: dict[str, Any] = {}
-    if request.rtc is not None:
-        if not policy.metadata.get("rtc"):
-            message = "this policy takes no previous chunk; leave 'rtc' out (metadata 'rtc' says which do)"
-            return RequestError("bad_request", message), 0
-        extra["rtc"] = request.rtc
+    continued = {} if request.previous is None else {"previous": request.previous}
     try:
         chunk = policy.infer(
-            request.observation, noise=request.noise, seed=request.seed, session=request.session, **extra
+            request.observation, noise=request.noise, seed=request.seed, session=request.session, **continued
         )
     except InnerloopError as error:
         return error, 0

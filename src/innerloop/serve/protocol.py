@@ -8,7 +8,7 @@ import numpy as np
 
 from innerloop.client.packing import MessageError
 from innerloop.contract.errors import InnerloopError
-from innerloop.contract.policy import Chunk
+from innerloop.contract.policy import Chunk, Previous
 
 MAX_PROMPT = 8192  # characters
 MAX_NAME = 128  # characters of a session or episode id
@@ -31,7 +31,7 @@ class Request:
     episode: str | int | None = None
     seed: int | None = None
     noise: np.ndarray | None = None
-    rtc: Mapping[str, Any] | None = None  # {"previous": [n, dim], "delay": steps, "horizon": steps}
+    previous: Previous | None = None  # the chunk that the new one continues (real-time chunking)
     timestamp: float | None = None  # when the robot observed, on its own clock; returned as it came
     deadline_ms: float | None = None  # counted from the arrival of the request
     tag: str | int | None = None  # returned as it came, so that a client can match answers
@@ -64,7 +64,7 @@ def read_request(message: Any, client: str) -> Request:
             episode=_identifier(message, "episode"),
             seed=_whole(message, "seed"),
             noise=_noise(message),
-            rtc=_rtc(message),
+            previous=_previous(message),
             timestamp=_number(message, "timestamp"),
             deadline_ms=_deadline(message),
             tag=_identifier(message, "id"),
@@ -187,16 +187,17 @@ def _noise(message: dict[str, Any]) -> np.ndarray | None:
     return noise.astype(np.float32)
 
 
-def _rtc(message: dict[str, Any]) -> dict[str, Any] | None:
-    rtc = message.get("rtc")
-    if rtc is None:
+def _previous(message: dict[str, Any]) -> Previous | None:
+    given = message.get("previous")
+    if given is None:
         return None
-    if not isinstance(rtc, dict) or not set(rtc) <= {"previous", "delay", "horizon"}:
-        raise RequestError("bad_request", "'rtc' is a map of 'previous', 'delay' and 'horizon'")
-    previous = rtc.get("previous")
-    if previous is not None and not (isinstance(previous, np.ndarray) and np.isfinite(previous).all()):
-        raise RequestError("bad_request", "'rtc.previous' is not an array of finite floats")
-    return {"previous": previous, "delay": _whole(rtc, "delay"), "horizon": _whole(rtc, "horizon")}
+    if not isinstance(given, dict) or not {"actions"} <= set(given) <= {"actions", "delay", "horizon", "schedule"}:
+        raise RequestError("bad_request", "'previous' is a map of 'actions', 'delay', 'horizon' and 'schedule'")
+    actions = given["actions"]
+    if not isinstance(actions, np.ndarray) or actions.dtype.kind != "f":
+        raise RequestError("bad_request", "'previous.actions' is not an array of floats [n, action width]")
+    schedule = _name(given, "schedule") or "LINEAR"
+    return Previous(actions.astype(np.float32), _whole(given, "delay") or 0, _whole(given, "horizon"), schedule)
 
 
 def _number(message: dict[str, Any], key: str) -> float | None:

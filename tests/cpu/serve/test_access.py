@@ -199,7 +199,8 @@ HOSTILE = {
     "a negative seed": spoiled(seed=-1),
     "a deadline in the past": spoiled(deadline_ms=-5.0),
     "a huge number": spoiled(timestamp=2**64 - 1, seed=2**64 - 1),
-    "an unknown previous chunk": spoiled(rtc={"previous": "yes"}),
+    "a previous chunk that is text": spoiled(previous={"actions": "yes"}),
+    "a previous chunk with more": spoiled(previous={"actions": np.zeros((2, 7), np.float32), "run": "rm"}),
     "a reset of nothing": pack({"reset": 5}),
     "text": "hello",
     "two cameras of one name": spoiled(

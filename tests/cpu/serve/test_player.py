@@ -110,6 +110,24 @@ def test_the_robot_moves_on_while_the_next_chunk_is_made(play):
     np.testing.assert_array_equal(played, np.arange(len(played)))
 
 
+def test_with_rtc_the_policy_is_told_what_it_continues(play):
+    given = []
+
+    def infer(seen, previous=None):
+        given.append(previous)
+        time.sleep(0.03)
+        return SimpleNamespace(actions=ramp(seen["step"], 20))
+
+    player = play(infer, rate_hz=100, blend=0, rtc=True)
+    for _ in range(60):
+        player.step({"step": player.queue.executed})
+        time.sleep(0.01)
+    assert given[0] is None
+    later = given[-1]
+    assert later.delay == min(player.queue.delay, len(later.actions) - 1) > 0
+    np.testing.assert_array_equal(np.diff(later.actions[:, 0]), 1.0)
+
+
 def test_a_late_chunk_of_the_last_episode_is_dropped_by_the_player(play):
     gate = threading.Event()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from serving_fakes import FakePolicy, Running, expected, observation
 
-from innerloop.client import AsyncRemotePolicy, ConnectionFailed, RemoteError, RemotePolicy
+from innerloop.client import AsyncRemotePolicy, ConnectionFailed, Previous, RemoteError, RemotePolicy
 
 
 def test_importing_the_client_brings_in_no_torch():
@@ -31,6 +31,20 @@ def test_it_is_a_policy():
         assert abs(chunk.timestamp - time.time()) < 5
         policy.reset()
         assert server.server.worker.policy.resets[-1] == "left-arm"
+
+
+def test_a_previous_chunk_arrives_as_it_was_sent():
+    class Continuing(FakePolicy):
+        def infer(self, observation, *, previous=None, **options):
+            self.given = previous
+            return super().infer(observation, **options)
+
+    with Running(Continuing()) as server, RemotePolicy(server.ready() and server.url) as policy:
+        left = np.random.default_rng(0).standard_normal((6, 7))
+        policy.infer(observation(1), previous=Previous(left, delay=3, schedule="EXP"))
+        given = server.server.worker.policy.given
+        assert (given.delay, given.horizon, given.schedule) == (3, None, "EXP")
+        np.testing.assert_array_equal(given.actions, left.astype(np.float32))
 
 
 def test_sync_and_async_get_the_same_chunk():

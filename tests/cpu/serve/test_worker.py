@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from serving_fakes import BatchingPolicy, FakePolicy, expected, observation, wait_until
 
+from innerloop.contract import Previous
 from innerloop.contract.errors import InnerloopError
 from innerloop.process.action import ActionLimits
 from innerloop.serve.metrics import Metrics
@@ -282,18 +283,24 @@ def test_a_policy_that_cannot_be_loaded_is_reported_to_who_waits():
     )
 
 
-def test_previous_chunks_go_only_to_policies_that_take_them(asking):
-    class Continuing(FakePolicy):
-        def infer(self, observation, *, rtc=None, **options):
-            self.given = rtc
+def test_a_previous_chunk_reaches_the_policy_and_keeps_its_request_out_of_batches(asking):
+    class Continuing(BatchingPolicy):
+        def infer(self, observation, *, previous=None, **options):
+            self.given.append(previous)
             return super().infer(observation, **options)
 
-    previous = {"previous": np.zeros((4, 7), np.float32), "delay": 2, "horizon": 5}
-    plain, continuing = asking(FakePolicy()), asking(Continuing(rtc=True))
-    plain.ask(0, rtc=previous)
-    continuing.ask(0, rtc=previous)
-    assert (plain.wait(1), continuing.wait(1)) == ({0: "bad_request"}, {0: "ok"})
-    assert continuing.policy.given is previous
+    policy = Continuing(delay=0.05)
+    policy.given = []
+    one, previous = asking(policy), Previous(np.zeros((4, 7), np.float32), 2, 5)
+    policy.given.clear()
+    policy.sizes.clear()
+    one.ask(0, "a")
+    time.sleep(0.02)
+    one.ask(1, "b", previous=previous)
+    one.ask(2, "c")
+    assert one.wait(3) == {0: "ok", 1: "ok", 2: "ok"}
+    assert policy.given == [None, previous, None]
+    assert policy.sizes == []
 
 
 def test_eight_robots_in_closed_loops_get_three_times_the_throughput_of_one(asking):
