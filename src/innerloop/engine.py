@@ -1,7 +1,7 @@
 """Checkpoint -> policy -> plan -> session: the only file that knows every room."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,6 +19,7 @@ from innerloop.contract import (
     ObservationError,
     Plan,
     PrecisionError,
+    Previous,
     Receipt,
     Role,
 )
@@ -53,6 +54,7 @@ class Identity(NamedTuple):
 
 
 NO_FILES = Identity("", "", None)
+BATCH_SESSION = "innerloop batch"
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class LoadedPolicy:
             "horizon": self.config.chunk,
             "steps": self.config.steps,
             "prompt_capacities": list(self.plans),
-            "batch": self.placement.batch,
+            "max_batch": self.placement.batch,
             "engine": __version__,
             "memory": self.memory.by_role(),
             "state_dim": self.processor.widths.state,
@@ -130,31 +132,57 @@ class LoadedPolicy:
         noise: np.ndarray | None = None,
         seed: int | None = None,
         session: str = "default",
+        previous: Previous | None = None,
     ) -> Chunk:
         """One decision from {"images": {camera: uint8 HWC}, "state": float [n], "prompt": str}.
 
         noise float32 [horizon, max_action_dim] pins the solver's start; seed draws the same on every machine;
-        neither draws fresh noise. Raises ObservationError and NonFiniteError.
+        neither draws fresh noise. previous: real-time chunking, the new chunk continues it. Raises ObservationError and NonFiniteError.
         """
+        if self.placement.batch > 1:
+            return self.infer_batch([observation], noises=[noise], seeds=[seed], sessions=[session])[0]
         started = time.perf_counter()
-        prepared = self.processor.prepare(observation)
-        tokens = prepared.context.prompt_tokens
-        capacity = self.capacity(tokens)
-        inputs = {**prepared.inputs, "noise": self.processor.noise(noise, seed)}
+        row = self._row(observation, noise, seed)
         processed = time.perf_counter()
-        decision = self.runtime.decide(session, inputs, capacity)
+        decision = self.runtime.decide(session, row.inputs, row.capacity)
         decided = time.perf_counter()
         normalized = decision.outputs["actions"]
-        actions = self.processor.finish(normalized, prepared.context)
-        ended = time.perf_counter()
-        timing = {
-            "preprocess": 1e3 * (processed - started),
-            "decide": 1e3 * (decided - processed),
-            **decision.timing,
-            "postprocess": 1e3 * (ended - decided),
-            "total": 1e3 * (ended - started),
-        }
-        return Chunk(actions, normalized, timing, self._receipt(decision.stages, capacity, tokens, seed))
+        actions = self.processor.finish(normalized, row.context)
+        timing = _timing((started, processed, decided, time.perf_counter()), decision.timing)
+        return Chunk(actions, normalized, timing, self._receipt(row, decision.stages, row.capacity))
+
+    def infer_batch(
+        self,
+        observations: Sequence[Mapping[str, Any]],
+        *,
+        noises: Sequence[np.ndarray | None],
+        seeds: Sequence[int | None],
+        sessions: Sequence[str],
+    ) -> list[Chunk]:
+        """One decision for up to `batch` robots at once; row i depends on input i alone.
+
+        Rows share one session of the runtime, since another robot may stand in a row each time: every stage runs.
+        """
+        size = self.placement.batch
+        if not 0 < len(observations) <= size:
+            raise ObservationError(f"{len(observations)} observations for a policy loaded with batch={size}")
+        if size == 1:
+            given = zip(observations, noises, seeds, sessions, strict=True)
+            return [self.infer(o, noise=n, seed=s, session=name) for o, n, s, name in given]
+        started = time.perf_counter()
+        rows = [self._row(o, n, s) for o, n, s in zip(observations, noises, seeds, strict=True)]
+        processed = time.perf_counter()
+        capacity = max(row.capacity for row in rows)
+        filled = [*rows, *[rows[-1]] * (size - len(rows))]
+        decision = self.runtime.decide(BATCH_SESSION, [row.inputs for row in filled], capacity)
+        decided = time.perf_counter()
+        normalized = decision.outputs["actions"][: len(rows)]
+        actions = [self.processor.finish(n, row.context) for n, row in zip(normalized, rows, strict=True)]
+        timing = _timing((started, processed, decided, time.perf_counter()), decision.timing)
+        return [
+            Chunk(a, n, timing, self._receipt(row, decision.stages, capacity))
+            for a, n, row in zip(actions, normalized, rows, strict=True)
+        ]
 
     def capacity(self, tokens: int) -> int:
         """The smallest captured prompt capacity that holds `tokens`."""
@@ -177,7 +205,12 @@ class LoadedPolicy:
         """Stop the device thread and free graphs and buffers."""
         self.runtime.close()
 
-    def _receipt(self, stages: tuple[str, ...], capacity: int, tokens: int, seed: int | None) -> Receipt:
+    def _row(self, observation: Mapping[str, Any], noise: np.ndarray | None, seed: int | None) -> "_Row":
+        prepared = self.processor.prepare(observation)
+        inputs = {**prepared.inputs, "noise": self.processor.noise(noise, seed)}
+        return _Row(inputs, prepared.context, self.capacity(prepared.context.prompt_tokens), seed)
+
+    def _receipt(self, row: "_Row", stages: tuple[str, ...], capacity: int) -> Receipt:
         return Receipt(
             fingerprint=self.fingerprint,
             policy=self.family.name,
@@ -186,11 +219,27 @@ class LoadedPolicy:
             kernels=self.kernels,
             stages=stages,
             capacity=capacity,
-            prompt_tokens=tokens,
-            seed=seed,
+            prompt_tokens=row.context.prompt_tokens,
+            seed=row.seed,
             statistics=self.statistics,
             weights_version=self.runtime.weights_version,
         )
+
+
+class _Row(NamedTuple):
+    """One robot's part of a decision."""
+
+    inputs: dict[str, Any]
+    context: Any
+    capacity: int
+    seed: int | None
+
+
+def _timing(clock: tuple[float, float, float, float], device: Mapping[str, float]) -> dict[str, float]:
+    """Milliseconds from the four marks of a decision: begun, processed, decided, ended."""
+    begun, processed, decided, ended = (1e3 * t for t in clock)
+    parts = {"preprocess": processed - begun, "decide": decided - processed, "postprocess": ended - decided}
+    return {**parts, **device, "total": ended - begun}
 
 
 def load(

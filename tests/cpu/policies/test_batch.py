@@ -1,0 +1,46 @@
+"""Several robots in one decision: row i depends on input i alone."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from loaded_policies import CHECKPOINTS, observe
+
+import innerloop
+from innerloop.contract import ObservationError
+from innerloop.engine import LoadedPolicy
+
+
+@pytest.fixture(scope="module")
+def three(policy: LoadedPolicy) -> Iterator[LoadedPolicy]:
+    loaded = innerloop.load(CHECKPOINTS[policy.family.name], device="cpu", batch=3)
+    yield loaded
+    loaded.close()
+
+
+def decide(policy: LoadedPolicy, order: list[int]) -> list[np.ndarray]:
+    """Observations and seeds of these numbers, in this order."""
+    observations = [{**observe(policy, i, (48 + 8 * i, 64)), "prompt": "push " * (i + 1)} for i in order]
+    nothing = [None] * len(order)
+    chunks = policy.infer_batch(observations, noises=nothing, seeds=order, sessions=[f"r{i}" for i in order])
+    return [chunk.normalized for chunk in chunks]
+
+
+def test_batched_rows_equal_single_decisions(policy: LoadedPolicy, three: LoadedPolicy) -> None:
+    together = decide(three, [0, 1, 2])
+    for i, row in enumerate(together):
+        alone = decide(policy, [i])[0]
+        np.testing.assert_allclose(row, alone, atol=1e-4)
+
+
+def test_swapping_rows_swaps_results(three: LoadedPolicy) -> None:
+    one, two = decide(three, [0, 1, 2]), decide(three, [2, 1, 0])
+    for a, b in zip(one, reversed(two), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_fewer_rows_than_the_batch_and_too_many(three: LoadedPolicy) -> None:
+    np.testing.assert_allclose(decide(three, [1])[0], decide(three, [0, 1, 2])[1], atol=1e-5)
+    assert three.infer(observe(three, 0), seed=0).actions.shape == (three.config.chunk, three.processor.widths.action)
+    with pytest.raises(ObservationError, match="4 observations.*batch=3"):
+        decide(three, [0, 1, 2, 0])
