@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,41 +37,43 @@ _RUNGS: tuple[tuple[str, Kernels], ...] = (
 _CPU_RUNGS: tuple[tuple[str, Kernels], ...] = (("engine, nothing captured", "reference"),)
 
 
-def run_bench(options: BenchOptions, trace: Path | None = None) -> list[Record]:
-    """Everything that was asked for; the whole call always. `trace`: also write a Chrome / Perfetto trace there."""
+def run_bench(options: BenchOptions, trace: Path | None = None) -> Iterator[Record]:
+    """Everything that was asked for, each record as soon as it is there; the whole call always, and first.
+
+    trace: also write a Chrome / Perfetto trace there.
+    """
     made = Bench(options)
-    policy = made.policy()
-    subject = PolicySubject(policy, options.random_weights)
-    workload = make_workload(policy, options.frame, options.prompt_tokens, Message(options.encoding), options.seed)
-    whole = bench(subject, workload, Run(options.command(), options.ticks), made.references())
-    records: list[Record] = [whole]
-    if trace is not None:
-        write_trace(_next_call(subject.infer, workload), trace)
-    fields = origin(subject, workload, options.command(), whole.clocks)
+    with closing(made.policy()) as policy:
+        subject = PolicySubject(policy, options.random_weights)
+        workload = make_workload(policy, options.frame, options.prompt_tokens, Message(options.encoding), options.seed)
+        whole = bench(subject, workload, Run(options.command(), options.ticks), made.references())
+        yield whole
+        if trace is not None:
+            write_trace(_next_call(subject.infer, workload), trace)
+        fields = origin(subject, workload, options.command(), whole.clocks)
+    del policy, subject  # their memory is needed below
     if options.control:
-        records.append(control_record(_loop(options, whole), fields))
+        yield control_record(_loop(options, whole), fields)
     sizes = {"views": whole.views, "prompt_tokens": whole.prompt_tokens, "chunk": whole.chunk, "steps": whole.steps}
-    policy.close()
-    del policy, subject
     if options.batch:
-        records.append(batch_curve(made.policy, options.batch, workload, options.ticks, fields | sizes))
+        yield batch_curve(made.policy, options.batch, workload, options.ticks, fields | sizes)
     if options.ladder:
         steps = ladder_steps(made, workload)
-        records.append(climb(steps, workload, options.ticks, whole.precision, fields | sizes | {"batch": whole.batch}))
-    return records
+        yield climb(steps, workload, options.ticks, whole.precision, fields | sizes | {"batch": whole.batch})
 
 
 def bench_command(
     options: BenchOptions, out: Console, as_json: Path | None = None, trace: Path | None = None
 ) -> list[Record]:
     """Measure, print tables, write records: the first to `as_json`, others beside it with their kind in the name."""
-    records = run_bench(options, trace)
-    terminal.show(records, out)
-    if as_json is not None:
-        for one in records:
+    records: list[Record] = []
+    for one in run_bench(options, trace):
+        records.append(one)
+        if as_json is not None:
             place = as_json if one is records[0] else as_json.with_name(f"{as_json.stem}-{one.kind}.json")
             one.save(place)
             out.print(f"wrote {place}", highlight=False)
+    terminal.show(records, out)
     return records
 
 
@@ -96,8 +99,8 @@ def reproduce_command(path: Path, out: Console, target: str | None = None) -> bo
         raise InnerloopError(f"{path} is a {then.kind} record; reproduce one of a whole call")
     options = parse_command(then.command)
     if target is not None:
-        options = BenchOptions(**{**vars(options), "target": target})
-    now = run_bench(options)[0]
+        options = replace(options, target=target)
+    now = next(run_bench(replace(options, batch=(), ladder=False, control=False)))
     assert isinstance(now, LatencyRecord)
     rows = differences(then, now)
     out.print(terminal.difference_table(rows))

@@ -1,0 +1,55 @@
+"""`python -m bench.policies FAMILY [--out FOLDER] [--only TEXT] [--against lerobot]`: the records of docs/performance.md.
+
+Random weights at the published size; every camera count, prompt length and chunk that users run, and for the usual one
+(2 cameras, 48 tokens, chunk of 10) also the ladder, the batch curve and the control-time roofline. A record that is
+already there is not measured again.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from innerloop.measure.command import bench_command
+from innerloop.measure.options import BenchOptions
+from innerloop.policies import FAMILIES
+
+PROMPTS = (48, 200)
+BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+def cases(family: str, against: tuple[str, ...], ticks: int) -> Iterator[tuple[str, BenchOptions]]:
+    """File name and options of every record, the usual case first."""
+    longest = FAMILIES[family].default(2, 10, 10).prompt_capacity
+    usual = BenchOptions(family, random_weights=True, ticks=ticks, against=against)
+    yield f"{family}.json", replace(usual, ladder=True, batch=BATCHES, control=True)
+    for tokens in (tokens for tokens in PROMPTS if tokens <= longest):
+        for views in (1, 2, 3):
+            for chunk in (10, 50):
+                case = replace(usual, views=views, prompt_tokens=tokens, chunk=chunk)
+                if case != usual:
+                    yield f"{family}-{views}cam-{tokens}tok-chunk{chunk}.json", case
+    yield f"{family}-640x480.json", replace(usual, frames="640x480", against=())
+    yield f"{family}-640x480-jpeg.json", replace(usual, frames="640x480", encoding="jpeg", against=())
+
+
+def main() -> None:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("family", choices=sorted(FAMILIES))
+    parser.add_argument("--out", type=Path, default=Path("bench/records"))
+    parser.add_argument("--only", default="", help="names that contain this")
+    parser.add_argument("--against", nargs="*", default=[], help="other implementations")
+    parser.add_argument("--ticks", type=int, default=1000)
+    options = parser.parse_args()
+    out = Console()
+    for name, case in cases(options.family, tuple(options.against), options.ticks):
+        place = options.out / name
+        if options.only in name and not place.exists():
+            bench_command(case, out, place)
+
+
+if __name__ == "__main__":
+    main()
