@@ -116,7 +116,7 @@ class LeRobotTransport:
     async def _set_up(self, message: bytes, context: Any) -> bytes:
         robot = await self._robot(context)
         try:
-            setup = read_pickle(_field(message, 1))
+            setup = await asyncio.to_thread(read_pickle, _field(message, 1))
             if not isinstance(setup, RemotePolicyConfig):
                 raise MessageError("SendPolicyInstructions carries a RemotePolicyConfig")
             _check_setup(setup, self._worker)
@@ -131,7 +131,7 @@ class LeRobotTransport:
         robot = await self._robot(context)
         try:
             robot.rate.spend()
-            message = read_pickle(await _assembled(stream, self._options.max_message))
+            message = await asyncio.to_thread(read_pickle, await _assembled(stream, self._options.max_message))
             if not isinstance(message, TimedObservation):
                 raise MessageError("SendObservations carries a TimedObservation")
             _check_observation(message)

@@ -17,8 +17,8 @@ import numpy as np
 from innerloop.client.packing import MessageError, array_dtype, array_from
 
 HELPERS = "lerobot.async_inference.helpers"
-MAX_OPCODES = 100_000
-MAX_VALUES = 100_000
+MAX_OPCODES = 20_000  # an observation has about ten a picture and four a motor
+MAX_VALUES = 20_000
 MAX_DEPTH = 6
 
 

@@ -224,10 +224,10 @@ class Evil:
 
 
 def bomb():
-    """Lists that hold each other ten thousandfold: 10^20 values in a few kilobytes."""
-    out = b"\x80\x04](" + b"K\x01" * 10_000 + b"e"
+    """Lists that hold each other a thousandfold: 10^18 values in a few kilobytes."""
+    out = b"\x80\x04](" + b"K\x01" * 1_500 + b"e"
     for level in range(5):
-        out += b"\x94](" + b"h" + bytes([level]) + (b"h" + bytes([level])) * 9_999 + b"e"
+        out += b"\x94](" + b"h" + bytes([level]) + (b"h" + bytes([level])) * 1_499 + b"e"
     return out + b"."
 
 
