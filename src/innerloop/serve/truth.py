@@ -54,7 +54,7 @@ class Truth:
                 "decisions": session.decisions,
                 "last_ms": session.last_ms,
                 "idle_s": max(0.0, time.monotonic() - session.seen),
-                "cameras": list(session.images),
+                "cameras": [name for name, picture in session.images.items() if picture is not None],
             }
             for session in self._worker.sessions()
         ]

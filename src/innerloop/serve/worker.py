@@ -275,11 +275,12 @@ class Worker:
         for entry in batch:
             entry.started = started
         outcomes = decide(self.policy, batch, self._limits)
-        elapsed = time.perf_counter() - started
+        ended = time.perf_counter()
+        elapsed = ended - started
         average = self._seconds.get(len(batch), elapsed)
         self._seconds[len(batch)] = 0.8 * average + 0.2 * elapsed
         for entry, (outcome, violations) in zip(batch, outcomes, strict=True):
-            entry.finished = entry.finished or time.perf_counter()
+            entry.finished = entry.finished or ended
             self._finish(entry, outcome, violations)
         with self._changed:
             self._running = []

@@ -17,7 +17,7 @@ from serving_fakes import FakePolicy, Running, expected, observation, wait_until
 from websockets.sync.client import connect
 
 import innerloop
-from innerloop.client import RemoteError, RemotePolicy
+from innerloop.client import AsyncRemotePolicy, RemoteError, RemotePolicy
 from innerloop.contract.errors import InnerloopError
 from innerloop.serve.access import ServeError, ServeOptions
 from innerloop.serve.server import Server
@@ -187,6 +187,26 @@ def test_a_real_checkpoint_is_served_bit_for_bit():
             with pytest.raises(RemoteError, match="state has 3 values"):
                 policy.infer({**seen, "state": np.zeros(3, np.float32)})
         wait_until(lambda: server.server.worker.policy.runtime.sessions == ())
+    local.close()
+
+
+def test_robots_that_wait_together_share_a_batch_of_the_engine():
+    local = innerloop.load(TINY, device="cpu", precision="fp32")
+
+    def seen(number):
+        random = np.random.default_rng(number)
+        images = {name: random.integers(0, 256, (56, 56, 3), np.uint8) for name in local.metadata["cameras"]}
+        return {"images": images, "state": random.uniform(-1, 1, 8).astype(np.float32), "prompt": f"block {number}"}
+
+    async def ask(url):
+        async with AsyncRemotePolicy(url) as policy:
+            jobs = [policy.infer(seen(number), seed=number, session=f"robot-{number}") for number in range(5)]
+            return await asyncio.gather(*jobs)
+
+    with Running(lambda: innerloop.load(TINY, device="cpu", precision="fp32", batch=4)) as server:
+        chunks = asyncio.run(ask(server.ready() and server.url))
+    for number, chunk in enumerate(chunks):
+        np.testing.assert_allclose(chunk.actions, local.infer(seen(number), seed=number).actions, atol=1e-4)
     local.close()
 
 

@@ -180,3 +180,21 @@ def test_the_self_test_names_the_step_that_fails():
     said = []
     assert not check("ws://127.0.0.1:9", None, 0.2, said.append)
     assert said[0].startswith("connect: FAILED, connection: ws://127.0.0.1:9 could not be reached")
+
+
+def test_a_camera_that_the_robot_lacks_is_sent_as_none():
+    class OneEyed(FakePolicy):
+        def infer(self, observation, **options):
+            self.missing = [name for name, picture in observation["images"].items() if picture is None]
+            seen = {name: picture for name, picture in observation["images"].items() if picture is not None}
+            return super().infer({**observation, "images": seen}, **options)
+
+    with Running(OneEyed()) as server, RemotePolicy(server.ready() and server.url) as policy:
+        seen = observation(1)
+        policy.infer({**seen, "images": {**seen["images"], "wrist": None}})
+        assert server.server.worker.policy.missing == ["wrist"]
+        assert server.do(live(server))["sessions"][0]["cameras"] == ["base"]
+
+
+async def live(server):
+    return server.server.truth.live()
