@@ -88,7 +88,8 @@ def latency_table(records: Sequence[LatencyRecord]) -> str:
 
 
 def stage_table(records: Sequence[LatencyRecord]) -> str:
-    """Seven rows a record: p50, p99, launches, work, bound, and the share of the measured roof."""
+    """Seven rows a record: p50, p99, launches, work, bound, and the share of the measured roof; then what the whole
+    call took beyond their sum."""
     head = ["policy", "stage", "p50 ms", "p99", "jitter", "launches", "GFLOP", "MB", "bound", "floor", "roof"]
     rows = []
     for r in records:
@@ -99,6 +100,7 @@ def stage_table(records: Sequence[LatencyRecord]) -> str:
             row += [number(r.stages_flops[name] / 1e9), number(r.stages_bytes[name] / 1e6), r.stages_bound[name]]
             row += [f"{r.stages_floor_ms[name]:.3f}", f"{r.stages_roof_percent[name]:.0f} %"] if work else ["", ""]
             rows.append(row)
+        rows.append([_title(r), "(in none)", f"{r.unattributed_ms:.3f}", *[""] * (len(head) - 3)])
     return table(head, rows)
 
 

@@ -19,9 +19,9 @@ from innerloop.measure.trace import count_graph_launches
 from innerloop.runtime.arena import Arena
 from innerloop.runtime.interpret import Interpreter
 from innerloop.runtime.machine import Decision
+from innerloop.runtime.profile import COPY_IN
 
 SESSION = "measure"
-COPY_IN = "copy_in"  # the key under which a profiled decision times its inputs' way to the device
 OBSERVATIONS = 8  # different ones, in turn: every decision has new frames, state and noise
 
 
@@ -153,9 +153,7 @@ def _side_stream(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _profiled(decision: Decision) -> Profiled:
-    stages = _stage_times(decision.timing)
-    copies = decision.timing.get(COPY_IN, decision.timing["run"] - sum(stages.values()))
-    return Profiled(decision.outputs, copies, stages)
+    return Profiled(decision.outputs, decision.timing.get(COPY_IN, 0.0), _stage_times(decision.timing))
 
 
 def _stage_times(timing: Mapping[str, float]) -> dict[str, float]:

@@ -63,6 +63,11 @@ def launches_by_graph(events: Sequence[Event], graphs: Sequence[str]) -> dict[st
         graph = owner.get(event["args"].get("correlation"))
         if graph is not None:
             counts[graph] += 1
+    if not any(counts.values()):
+        raise InnerloopError(
+            f"none of the {len(kernels(events))} kernels in the profile belongs to a graph launch; "
+            "this driver's CUPTI does not trace inside graphs, so launches cannot be counted"
+        )
     decisions = len(launches) // len(graphs)
     return {graph: round(count / decisions) for graph, count in counts.items()}
 

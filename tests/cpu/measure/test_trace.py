@@ -33,5 +33,8 @@ def test_other_launches_in_the_process_are_an_error() -> None:
     extra = {"cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 5e5, "args": {"correlation": 9999}}
     with pytest.raises(InnerloopError, match="5 graph launches"):
         launches_by_graph([*events, extra], ["vision", "action"])
+    blind = [event for event in events if event["cat"] != "kernel"]
+    with pytest.raises(InnerloopError, match="none of the 0 kernels"):
+        launches_by_graph(blind, ["vision", "action"])
     with pytest.raises(InnerloopError, match="0 graph launches"):
         launches_by_graph([], ["vision"])
