@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from innerloop.blocks.siglip import Shares
 from innerloop.blocks.stack import Stack
 from innerloop.kernels import activation, attention, linear, norm
 
@@ -77,8 +78,8 @@ class DiTBlock(nn.Module):
         self.up_weight, self.up_bias = nn.Parameter(torch.empty(4 * d, d)), nn.Parameter(torch.empty(4 * d))
         self.down_weight, self.down_bias = nn.Parameter(torch.empty(d, 4 * d)), nn.Parameter(torch.empty(d))
 
-    def attend(self, normed: torch.Tensor, memory: torch.Tensor | None, valid: torch.Tensor | None) -> torch.Tensor:
-        """normed [B, T, D]; memory [B, S, 2, H, hd] and valid int32 [B, S] of a cross block -> [B, T, D]."""
+    def attend(self, normed: torch.Tensor, memory: torch.Tensor | None, valid: torch.Tensor | None) -> Shares:
+        """normed [B, T, D]; memory [B, S, 2, H, hd] and valid int32 [B, S] of a cross block -> shares of [B, T, D]."""
         batch, tokens, _ = normed.shape
         product = linear.linear(normed, self.q_weight, self.q_bias)
         if memory is None:
@@ -87,12 +88,12 @@ class DiTBlock(nn.Module):
             q = product.view(batch, tokens, self.heads, self.head_dim)
             k, v = memory.unbind(2)
         mixed = attention.attention(q, k, v, None if memory is None else valid, self.head_dim**-0.5)
-        return linear.linear(mixed, self.out_weight, self.out_bias)
+        return linear.deferred(mixed, self.out_weight, self.out_bias)
 
-    def mlp(self, normed: torch.Tensor) -> torch.Tensor:
-        """normed [B, T, D] -> [B, T, D]."""
+    def mlp(self, normed: torch.Tensor) -> Shares:
+        """normed [B, T, D] -> shares of [B, T, D]."""
         hidden = linear.linear(normed, self.up_weight, self.up_bias, activation="gelu_tanh")
-        return linear.linear(hidden, self.down_weight, self.down_bias)
+        return linear.deferred(hidden, self.down_weight, self.down_bias)
 
 
 class DiT(nn.Module):
@@ -164,13 +165,14 @@ class DiT(nn.Module):
         for i, block in enumerate(self.blocks):
             own, mask = (memory[cross], masks[cross]) if block.crosses else (None, None)
             cross += block.crosses
-            x, normed = norm.add_layer_norm(x, block.attend(normed, own, mask), None, None, EPS)
-            delta = block.mlp(normed)
+            delta, left = block.attend(normed, own, mask)
+            x, normed = norm.add_layer_norm(x, delta, None, None, EPS, left)
+            delta, left = block.mlp(normed)
             if i < last:
-                x, normed = norm.add_layer_norm(x, delta, table[i + 1, 0], table[i + 1, 1], EPS)
+                x, normed = norm.add_layer_norm(x, delta, table[i + 1, 0], table[i + 1, 1], EPS, left)
         if not self.sizes.output:
-            return x + delta
-        _, normed = norm.add_layer_norm(x, delta, table[-1, 0], table[-1, 1], OUTPUT_EPS)
+            return norm.add_layer_norm(x, delta, None, None, EPS, left)[0]
+        _, normed = norm.add_layer_norm(x, delta, table[-1, 0], table[-1, 1], OUTPUT_EPS, left)
         return linear.linear(normed, self.head_weight, self.head_bias)
 
 

@@ -58,7 +58,7 @@ class Qwen3Layer(nn.Module):
         self.down_weight = nn.Parameter(torch.empty(d, f))
 
     def attend(self, normed: torch.Tensor, sizes: Qwen3Sizes, reading: Reading, index: int) -> torch.Tensor:
-        """normed [B, T, D] -> [B, T, D]; writes K/V rows [start, start + T) of cache `index`."""
+        """normed [B, T, D] -> shares of [B, T, D]; writes K/V rows [start, start + T) of cache `index`."""
         keys, values, seen = reading.keys[index], reading.values[index], reading.key_valid.shape[1]
         if isinstance(reading.start, int):
             q = self._store(normed, sizes, reading, keys, values, reading.start)
@@ -69,7 +69,7 @@ class Qwen3Layer(nn.Module):
             values.index_copy_(1, reading.start, v)
         scale, causal = sizes.head_dim**-0.5, q.shape[1] > 1
         mixed = attention.attention(q, keys[:, :seen], values[:, :seen], reading.key_valid, scale, causal)
-        return linear.linear(mixed, self.out_weight)
+        return linear.deferred(mixed, self.out_weight)[0]
 
     def _store(
         self,
@@ -85,9 +85,9 @@ class Qwen3Layer(nn.Module):
         return rope.rotate_and_store(qkv, *angles, *heads, keys, values, start, *norms, eps=sizes.eps)
 
     def mlp(self, normed: torch.Tensor) -> torch.Tensor:
-        """normed [B, T, D] -> [B, T, D]."""
+        """normed [B, T, D] -> shares of [B, T, D]."""
         hidden = activation.glu(linear.linear(normed, self.gate_up_weight), "silu")
-        return linear.linear(hidden, self.down_weight)
+        return linear.deferred(hidden, self.down_weight)[0]
 
 
 class Qwen3(nn.Module):
@@ -115,11 +115,10 @@ class Qwen3(nn.Module):
             x, normed = norm.add_rms_norm(x, delta, layer.mlp_norm, self.sizes.eps)
             delta = layer.mlp(normed)
             if i < len(deepstack):
-                x, delta = x + delta, deepstack[i]
-            if i + 1 < len(layers):
-                x, normed = norm.add_rms_norm(x, delta, layers[i + 1].input_norm, self.sizes.eps)
-            else:
-                x = x + delta
+                x, _ = norm.add_rms_norm(x, delta, None, self.sizes.eps)
+                delta = deepstack[i]
+            weight = layers[i + 1].input_norm if i + 1 < len(layers) else None
+            x, normed = norm.add_rms_norm(x, delta, weight, self.sizes.eps)
             yield x
 
     def forward(self, x: torch.Tensor, reading: Reading, deepstack: Sequence[torch.Tensor] = ()) -> torch.Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from innerloop.blocks.siglip import EPS, SiglipLayer
+from innerloop.blocks.siglip import EPS, Shares, SiglipLayer
 from innerloop.blocks.sizes import VisionSizes
 from innerloop.blocks.stack import Stack
 from innerloop.kernels import attention, linear, norm, rope
@@ -41,17 +41,15 @@ class Qwen3VisionSizes(VisionSizes):
 class Qwen3VisionLayer(SiglipLayer):
     """SigLIP's layer with rotary positions."""
 
-    def attend_rotated(
-        self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, valid: torch.Tensor
-    ) -> torch.Tensor:
-        """normed [I, P, D], cos and sin [I, P, hd / 2], valid int32 [I, P] -> [I, P, D]."""
+    def attend_rotated(self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, valid: torch.Tensor) -> Shares:
+        """normed [I, P, D], cos and sin [I, P, hd / 2], valid int32 [I, P] -> shares of [I, P, D]."""
         images, patches, width = normed.shape
         qkv = linear.linear(normed, self.qkv_weight, self.qkv_bias)
         shape = (images, patches, self.heads, width // self.heads)
         k, v = torch.empty(shape, dtype=qkv.dtype, device=qkv.device), torch.empty_like(qkv[..., :width].view(shape))
         q = rope.rotate_and_store(qkv, cos, sin, self.heads, self.heads, k, v, 0)
         mixed = attention.attention(q, k, v, valid, (width // self.heads) ** -0.5)
-        return linear.linear(mixed, self.out_weight, self.out_bias)
+        return linear.deferred(mixed, self.out_weight, self.out_bias)
 
 
 class Merger(nn.Module):
@@ -68,9 +66,13 @@ class Merger(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [I, P, D] in merge order -> [I, P / merge^2, out]; `shuffled` norms over the merged width."""
-        merged = x.view(x.shape[0], -1, self.wide)
-        normed = norm.layer_norm(merged if self.shuffled else x, self.norm_weight, self.norm_bias, EPS)
-        hidden = linear.linear(normed.view(merged.shape), self.up_weight, self.up_bias, activation="gelu")
+        merged = x.view(x.shape[0], -1, self.wide) if self.shuffled else x
+        return self.project(norm.layer_norm(merged, self.norm_weight, self.norm_bias, EPS))
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """What follows the norm."""
+        merged = normed.view(normed.shape[0], -1, self.wide)
+        hidden = linear.linear(merged, self.up_weight, self.up_bias, activation="gelu")
         return linear.linear(hidden, self.down_weight, self.down_bias)
 
 
@@ -140,17 +142,16 @@ class Qwen3Vision(nn.Module):
         layers, features = list(self.layers), []
         x = embedded + grid.position
         normed = norm.layer_norm(x, layers[0].norm1_weight, layers[0].norm1_bias, EPS)
-        for i, layer in enumerate(layers):
-            delta = layer.attend_rotated(normed, grid.cos, grid.sin, grid.valid)
-            x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, EPS)
-            delta, follower = layer.mlp(normed), layers[i + 1] if i + 1 < len(layers) else None
-            if follower is None:
-                x = x + delta
-            else:
-                x, normed = norm.add_layer_norm(x, delta, follower.norm1_weight, follower.norm1_bias, EPS)
+        norms = [(layer.norm1_weight, layer.norm1_bias) for layer in layers[1:]]
+        norms.append((self.merger.norm_weight, self.merger.norm_bias))
+        for i, (layer, (weight, bias)) in enumerate(zip(layers, norms, strict=True)):
+            delta, left = layer.attend_rotated(normed, grid.cos, grid.sin, grid.valid)
+            x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, EPS, left)
+            delta, left = layer.mlp(normed)
+            x, normed = norm.add_layer_norm(x, delta, weight, bias, EPS, left)
             if i in s.deepstack:
                 features.append(self.deepstack[s.deepstack.index(i)](x))
-        return self.merger(x), features
+        return self.merger.project(normed), features
 
 
 def _between(place: torch.Tensor, count: torch.Tensor, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

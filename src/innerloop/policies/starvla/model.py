@@ -1,0 +1,156 @@
+"""starVLA's parameters: Qwen3-VL below, one of three heads above."""
+
+import torch
+from torch import nn
+
+from innerloop.blocks import dit, qwen3
+from innerloop.blocks.dit import DiT, DiTSizes
+from innerloop.blocks.qwen3_vl import Qwen3VL
+from innerloop.blocks.stack import Stack
+from innerloop.kernels import activation, euler, linear, norm
+from innerloop.policies.starvla.config import StarVlaConfig
+
+EPS = 1e-5  # torch.nn.LayerNorm's default, as projections and the regression head have it
+# Read in float32 at any precision: applied once a checkpoint, or around the solver's own values.
+FLOAT32 = (*(f"head.dit.{name}" for name in dit.FLOAT32), "head.encode_in_*", "head.decode_out_*")
+
+
+class Projection(nn.Module):
+    """Layer norm and product: a layer's hidden states into the head's width (QwenPI_v3)."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.norm_weight, self.norm_bias = nn.Parameter(torch.empty(columns)), nn.Parameter(torch.empty(columns))
+        self.weight, self.bias = nn.Parameter(torch.empty(rows, columns)), nn.Parameter(torch.empty(rows))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [B, T, columns] -> [B, T, rows]."""
+        return linear.linear(norm.layer_norm(x, self.norm_weight, self.norm_bias, EPS), self.weight, self.bias)
+
+
+class FlowHead(nn.Module):
+    """Noise to actions through a DiT: QwenPI, QwenPI_v3 (a context a block) and QwenGR00T (one context)."""
+
+    def __init__(self, config: StarVlaConfig, sizes: DiTSizes) -> None:
+        super().__init__()
+        width, hidden, dims = sizes.width, config.hidden, config.max_action_dim
+        self.config, self.dit = config, DiT(sizes)
+        self.encode_in_weight, self.encode_in_bias = _affine(width, dims)
+        self.encode_mix_weight, self.encode_mix_bias = _affine(width, 2 * width)
+        self.encode_out_weight, self.encode_out_bias = _affine(width, width)
+        self.decode_in_weight, self.decode_in_bias = _affine(hidden, sizes.output or width)
+        self.decode_out_weight, self.decode_out_bias = _affine(dims, hidden)
+        self.future = nn.Parameter(torch.empty(config.future_tokens, width))
+        if config.positions:
+            self.position = nn.Parameter(torch.empty(config.positions, width))
+        if config.state_dim:
+            self.state_in_weight, self.state_in_bias = _affine(hidden, config.state_dim)
+            self.state_out_weight, self.state_out_bias = _affine(width, hidden)
+
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Modulation float32 [steps, rows, 2, D], and time's share of the action encoder, float32 [steps, D]."""
+        c, width = self.config, self.dit.sizes.width
+        buckets = [float(int(step / float(c.steps) * c.buckets)) for step in range(c.steps)]
+        times = torch.tensor(buckets, device=self.future.device)
+        waves = _waves(times, width)
+        mix = linear.linear(waves, self.encode_mix_weight[:, width:].float(), self.encode_mix_bias.float())
+        return self.dit.tables(times), mix
+
+    def state_token(self, state: torch.Tensor) -> torch.Tensor:
+        """state float32 [B, state_dim] -> [B, 1, D]."""
+        x = state[:, None].to(self.state_in_weight.dtype)
+        hidden = linear.linear(x, self.state_in_weight, self.state_in_bias, activation="relu")
+        return linear.linear(hidden, self.state_out_weight, self.state_out_bias)
+
+    def prefix(self, state_token: torch.Tensor | None, batch: int) -> torch.Tensor:
+        """What stands before the action tokens, [B, n, D]."""
+        future = self.future[None].expand(batch, -1, -1)
+        return future if state_token is None else torch.cat([state_token, future], dim=1)
+
+    def denoise(
+        self,
+        x: torch.Tensor,
+        prefix: torch.Tensor,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        memory: torch.Tensor,
+        valid: torch.Tensor,
+    ) -> torch.Tensor:
+        """One Euler step upwards in time: x float32 [B, chunk, A]; tables [rows, 2, D] and [D] of this step."""
+        chunk, dtype, width = self.config.chunk, self.future.dtype, self.dit.sizes.width
+        actions = linear.linear(x, self.encode_in_weight, self.encode_in_bias).to(dtype)
+        mixed = linear.linear(actions, self.encode_mix_weight[:, :width], tables[1].to(dtype), activation="silu")
+        tokens = linear.linear(mixed, self.encode_out_weight, self.encode_out_bias)
+        if self.config.positions:
+            tokens = tokens + self.position[:chunk]
+        out = self.dit(torch.cat([prefix, tokens], dim=1), tables[0], memory, valid)
+        rows = out[:, -chunk:].contiguous()
+        hidden = linear.linear(rows, self.decode_in_weight, self.decode_in_bias, activation="relu")
+        return euler.project_and_step(hidden, self.decode_out_weight, self.decode_out_bias, x, 1.0 / self.config.steps)
+
+
+class Residual(nn.Module):
+    """Layer norm, product, ReLU, added to what came in."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm_weight, self.norm_bias = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
+        self.weight, self.bias = _affine(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [B, T, width] -> [B, T, width]."""
+        normed = norm.layer_norm(x, self.norm_weight, self.norm_bias, EPS)
+        return x + linear.linear(normed, self.weight, self.bias, activation="relu")
+
+
+class RegressionHead(nn.Module):
+    """Hidden states of the placeholder tokens to actions (QwenOFT; moojink/openvla-oft action_heads.py)."""
+
+    def __init__(self, width: int, dims: int) -> None:
+        super().__init__()
+        self.norm_in_weight, self.norm_in_bias = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
+        self.in_weight, self.in_bias = _affine(2 * width, width)
+        self.blocks = Stack([Residual(2 * width) for _ in range(2)])
+        wide = 2 * width
+        self.norm_out_weight, self.norm_out_bias = nn.Parameter(torch.empty(wide)), nn.Parameter(torch.empty(wide))
+        self.out_weight, self.out_bias = _affine(dims, wide)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [B, chunk, width] -> [B, chunk, dims]."""
+        normed = norm.layer_norm(x, self.norm_in_weight, self.norm_in_bias, EPS)
+        x = activation.activate(linear.linear(normed, self.in_weight, self.in_bias), "relu")
+        for block in self.blocks:
+            x = block(x)
+        return linear.linear(
+            norm.layer_norm(x, self.norm_out_weight, self.norm_out_bias, EPS), self.out_weight, self.out_bias
+        )
+
+
+class StarVla(nn.Module):
+    """The backbone and its head; QwenFast has none of its own but the vocabulary's."""
+
+    def __init__(self, config: StarVlaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = Qwen3VL(config.vlm)
+        width = config.vlm.language.width
+        if config.dit is not None:
+            self.head = FlowHead(config, config.dit)
+            if config.framework == "QwenPI_v3" and config.dit.context_width != width:
+                crosses = config.dit.cross_blocks
+                self.projections = Stack([Projection(config.dit.context_width, width) for _ in crosses])
+        elif config.framework == "QwenOFT":
+            self.regression = RegressionHead(width, config.max_action_dim)
+        else:
+            self.vocabulary = qwen3.Qwen3Head(config.vlm.language)
+
+
+def _waves(times: torch.Tensor, width: int) -> torch.Tensor:
+    """float32 [N] -> [N, width]: sines, then cosines (starVLA action_encoder.py), in the float32 it was trained in."""
+    half = width // 2
+    step = torch.log(torch.tensor(10000.0, device=times.device)) / half
+    angles = times[:, None] * torch.exp(-torch.arange(half, dtype=torch.float32, device=times.device) * step)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def _affine(rows: int, columns: int) -> tuple[nn.Parameter, nn.Parameter]:
+    return nn.Parameter(torch.empty(rows, columns)), nn.Parameter(torch.empty(rows))

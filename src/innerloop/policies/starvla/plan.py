@@ -1,0 +1,165 @@
+"""starVLA as stages over buffers."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from innerloop.blocks import qwen3_vl
+from innerloop.blocks.qwen3_vl import LANGUAGE_READS
+from innerloop.contract import Buffer, Plan, Role, Stage
+from innerloop.policies.starvla.config import LAYERWISE, StarVlaConfig
+from innerloop.policies.starvla.model import StarVla
+
+Tensors = Mapping[str, torch.Tensor]
+STEP = 64  # tokens between two captured capacities
+LEAST_TEXT = 48  # tokens of the shortest prompt worth a capacity: chat marks and a few words
+
+
+def build(model: StarVla, batch: int, dtype: torch.dtype, fingerprint: str) -> dict[int, Plan]:
+    """One plan a sequence capacity, images included, over the same buffers."""
+    config = model.config
+    sizes, slots = config.vlm, config.slots
+    shared = [
+        qwen3_vl.grid_stage(model.backbone.vision, slots),
+        qwen3_vl.layout_stage(sizes.language, slots, sizes.vision.merge),
+        qwen3_vl.vision_stage(model.backbone.vision, slots),
+    ]
+    listed = [*qwen3_vl.buffers(sizes, slots, batch, dtype), *_buffers(config, batch, dtype)]
+    flow = config.dit is not None
+    before = [_tables_stage(model)] if flow else []
+    after = [
+        *([_state_stage(model)] if config.state_dim else []),
+        _action_stage(model) if flow else _regression_stage(model),
+    ]
+    ticks = {**qwen3_vl.TICKS, "noise": "step"}
+    ticks |= {"state": "observation"} if config.state_dim else {}
+    ticks |= {} if flow else {"query_rows": "prompt"}
+    return {
+        capacity: Plan(
+            f"starvla-{config.framework.lower()}-{capacity}",
+            {b.name: b for b in listed},
+            (*before, *shared, _context_stage(model, capacity), *after),
+            ticks,
+            fingerprint,
+        )
+        for capacity in capacities(config)
+    }
+
+
+def capacities(config: StarVlaConfig) -> tuple[int, ...]:
+    """Multiples of 64, from what images and a short prompt take up to all there is room for."""
+    least = config.slots.image_tokens(config.rules.merge) + LEAST_TEXT
+    return tuple(range(-(-least // STEP) * STEP, config.slots.tokens + 1, STEP))
+
+
+def _buffers(config: StarVlaConfig, batch: int, dtype: torch.dtype) -> list[Buffer]:
+    c, f32, width = config, torch.float32, config.vlm.language.width
+    action = (batch, c.chunk, c.max_action_dim)
+    ends = [Buffer("noise", action, f32, Role.INPUT), Buffer("actions", action, f32, Role.OUTPUT)]
+    if c.dit is None:
+        rows = Buffer("query_rows", (batch, c.chunk), torch.int32, Role.INPUT)
+        return [*ends, rows, Buffer("queries", (batch, c.chunk, width), dtype, Role.STATE)]
+    tables = [
+        Buffer("modulation", (c.steps, c.dit.table_rows, 2, c.dit.width), f32, Role.STATIC),
+        Buffer("time_mix", (c.steps, c.dit.width), f32, Role.STATIC),
+    ]
+    memory = Buffer("memory", c.dit.memory_shape(batch, c.slots.tokens), dtype, Role.STATE)
+    state = [
+        Buffer("state", (batch, c.state_dim), f32, Role.INPUT),
+        Buffer("state_token", (batch, 1, c.dit.width), dtype, Role.STATE),
+    ]
+    return [*ends, *tables, memory, *(state if c.state_dim else [])]
+
+
+def _tables_stage(model: StarVla) -> Stage:
+    def run(b: Tensors) -> None:
+        modulation, mix = model.head.tables()
+        b["modulation"].copy_(modulation)
+        b["time_mix"].copy_(mix)
+
+    return Stage("tables", run, (), ("modulation", "time_mix"), prepare=True)
+
+
+def _context_stage(model: StarVla, capacity: int) -> Stage:
+    """Tokens and visual tokens -> what the head reads of the language model's layers."""
+    config, language = model.config, model.backbone.language
+
+    def layerwise(b: Tensors) -> None:
+        assert config.dit is not None
+        crosses = {block: cross for cross, block in enumerate(config.dit.cross_blocks)}
+        for layer, hidden in enumerate(qwen3_vl.outputs(b, language, capacity)):
+            if layer in crosses:
+                cross = crosses[layer]
+                context = model.projections[cross](hidden) if hasattr(model, "projections") else hidden
+                model.head.dit.remember_one(cross, context, b["memory"])
+
+    def last(b: Tensors) -> None:
+        hidden = deque(qwen3_vl.outputs(b, language, capacity), maxlen=1).pop()
+        if config.dit is not None:
+            model.head.dit.remember(hidden, b["memory"])
+            return
+        rows = b["query_rows"].long()[..., None].expand(-1, -1, hidden.shape[-1])
+        b["queries"].copy_(hidden.gather(1, rows))
+
+    run = layerwise if config.framework in LAYERWISE else last
+    reads = LANGUAGE_READS if config.dit is not None else (*LANGUAGE_READS, "query_rows")
+    return Stage("context", run, reads, ("queries",) if config.dit is None else ("memory",))
+
+
+def _state_stage(model: StarVla) -> Stage:
+    def run(b: Tensors) -> None:
+        b["state_token"].copy_(model.head.state_token(b["state"]))
+
+    return Stage("state_encoder", run, ("state",), ("state_token",))
+
+
+def _action_stage(model: StarVla) -> Stage:
+    """Noise -> actions, all solver steps."""
+    config, head = model.config, model.head
+    state = ("state_token",) if config.state_dim else ()
+
+    def run(b: Tensors) -> None:
+        x, prefix = b["noise"], head.prefix(b["state_token"] if state else None, len(b["noise"]))
+        for step in range(config.steps):
+            tables = (b["modulation"][step], b["time_mix"][step])
+            x = head.denoise(x, prefix, tables, b["memory"], b["key_valid"])
+        b["actions"].copy_(x)
+
+    reads = ("noise", "memory", "key_valid", "modulation", "time_mix", *state)
+    return Stage("action", run, reads, ("actions",))
+
+
+def _regression_stage(model: StarVla) -> Stage:
+    """Hidden states of the placeholder tokens -> actions; nothing is sampled."""
+
+    def run(b: Tensors) -> None:
+        b["actions"].copy_(model.regression(b["queries"]))
+
+    return Stage("action", run, ("queries",), ("actions",))
+
+
+def sample(config: StarVlaConfig, batch: int, capacity: int) -> dict[str, Any]:
+    """Made-up inputs that use a plan to its full: whole slots and a sequence of `capacity` tokens."""
+    slots, rng, merge = config.slots, np.random.default_rng(0), config.rules.merge
+    visual, rows = slots.image_tokens(merge), np.full((batch, slots.tokens), -1, np.int32)
+    rows[:, 4 : 4 + visual] = np.arange(visual)
+    side = config.vlm.vision.merge
+    grid = (side, slots.patches // side) if config.image_size is None else config.rules.grid(*config.image_size[::-1])
+    inputs: dict[str, Any] = {
+        "pixels": rng.integers(0, 256, (batch, slots.images, slots.patches * config.vlm.vision.patch_bytes), np.uint8),
+        "grids": np.full((batch, slots.images, 2), grid, np.int32),
+        "tokens": rng.integers(0, config.vlm.language.vocab_size, (batch, slots.tokens), dtype=np.int32),
+        "positions": np.broadcast_to(np.arange(slots.tokens, dtype=np.int32), (batch, 3, slots.tokens)).copy(),
+        "visual_rows": rows,
+        "prompt_length": np.full((batch, 1), capacity, np.int32),
+        "noise": rng.standard_normal((batch, config.chunk, config.max_action_dim), dtype=np.float32),
+    }
+    if config.state_dim:
+        inputs["state"] = rng.uniform(-1, 1, (batch, config.state_dim)).astype(np.float32)
+    if config.framework == "QwenOFT":
+        first = capacity - config.chunk
+        inputs["query_rows"] = np.broadcast_to(np.arange(first, capacity, dtype=np.int32), (batch, config.chunk)).copy()
+    return inputs

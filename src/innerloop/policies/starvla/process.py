@@ -1,0 +1,233 @@
+"""Observation -> chat turn and patches; normalised actions -> robot units, as starVLA's policy server does it."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from innerloop.contract import CheckpointError, ObservationError, Previous
+from innerloop.policies.starvla.config import StarVlaConfig, vlm_directory
+from innerloop.process.build import ACTION, Edge
+from innerloop.process.cameras import Cameras
+from innerloop.process.image import ImageSpec, to_frame
+from innerloop.process.pipeline import Context, Draft, LimitStep, Pipeline, Processor, Widths, WidthStep
+from innerloop.process.qwen3vl import ChatTokenizer, Encoder, Special
+from innerloop.process.recipe import STATE
+from innerloop.process.state import discretize
+from innerloop.weights import Checkpoint
+
+PLACEHOLDER = "\U0001f50d"  # starVLA QwenOFT.py action_token
+STATE_LIMIT = 2.2  # starVLA transform/state_action.py clamps what q99 normalises
+THRESHOLD = 0.5
+STATISTICS = {"q99": ("q01", "q99"), "min_max": ("min", "max"), "mean_std": ("mean", "std")}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One feature's statistics: low and high for a range mode, mean and deviation for mean_std; mask: what it covers."""
+
+    mode: str
+    low: np.ndarray
+    high: np.ndarray
+    binary: np.ndarray
+
+    @classmethod
+    def of(cls, mode: str, stats: Mapping[str, np.ndarray], feature: str, gripper_raw: bool) -> "Scale":
+        """From dataset_statistics.json. Raises CheckpointError where it lacks what the mode needs."""
+        if mode == "none":
+            return cls(mode, np.zeros(0), np.zeros(0), np.zeros(0, bool))
+        names = STATISTICS[mode]
+        absent = [name for name in names if name not in stats]
+        if absent:
+            raise CheckpointError(
+                f"dataset_statistics.json has no {' and '.join(absent)} of '{feature}', which is normalised by {mode}"
+            )
+        low, high = (np.asarray(stats[name], np.float32) for name in names)
+        binary = ~np.asarray(stats.get("mask", np.ones(len(low), bool)), bool)
+        if gripper_raw:
+            mode, low, high = mode, low.copy(), high.copy()
+            low[-1], high[-1] = (0.0, 1.0) if mode == "mean_std" else (-1.0, 1.0)
+        return cls(mode, low, high, binary)
+
+    @property
+    def width(self) -> int:
+        """Dimensions covered, 0 without statistics."""
+        return len(self.low)
+
+    def apply(self, values: np.ndarray) -> np.ndarray:
+        """Robot units -> normalised, float32. A range of zero gives 0 for min_max, the value itself otherwise."""
+        if self.mode == "none":
+            return values.astype(np.float32)
+        span = self.high if self.mode == "mean_std" else self.high - self.low
+        safe = np.where(span == 0, 1, span)
+        scaled = (values - self.low) / safe
+        if self.mode != "mean_std":
+            scaled = 2 * scaled - 1
+        scaled = np.where(span == 0, 0 if self.mode == "min_max" else values, scaled)
+        if self.mode == "q99":
+            scaled = np.clip(scaled, -STATE_LIMIT, STATE_LIMIT)
+        return np.where(self.binary, values > THRESHOLD, scaled).astype(np.float32)
+
+    def invert(self, values: np.ndarray) -> np.ndarray:
+        """Normalised -> robot units; a masked dimension is a switch."""
+        if self.mode == "none":
+            return values
+        if self.mode == "mean_std":
+            scaled = values * self.high + self.low
+        else:
+            scaled = (values + 1) / 2 * (self.high - self.low) + self.low
+        return np.where(self.binary, values > THRESHOLD, scaled).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ScaleStep:
+    """State to normalised; actions back to robot units."""
+
+    state: Scale
+    action: Scale
+
+    def forward(self, draft: Draft) -> None:
+        """Normalises the state."""
+        draft.state = self.state.apply(draft.state)
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Un-normalises the actions."""
+        return self.action.invert(actions)
+
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Normalises the actions."""
+        return self.action.apply(actions)
+
+
+@dataclass(frozen=True)
+class TurnStep:
+    """Frames and instruction -> one chat turn. placeholder: the id that QwenOFT's head reads, None elsewhere."""
+
+    config: StarVlaConfig
+    cameras: Cameras
+    spec: ImageSpec
+    encoder: Encoder
+    placeholder: int | None
+
+    def forward(self, draft: Draft) -> None:
+        """Writes the inputs of blocks.qwen3_vl, and `query_rows` for QwenOFT."""
+        matched = zip(self.cameras.names, self.cameras.match(draft.images), strict=True)
+        frames = [self._resized(to_frame(name, image, self.spec)) for name, image in matched if image is not None]
+        draft.text = self.text(draft.prompt, draft.state)
+        encoded = self.encoder.encode(frames, draft.text)
+        draft.inputs |= encoded.inputs
+        draft.tokens = encoded.tokens
+        if self.placeholder is not None:
+            places = np.flatnonzero(encoded.inputs["tokens"][: encoded.tokens] == self.placeholder)
+            draft.inputs["query_rows"] = places[-self.config.chunk :].astype(np.int32)
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing."""
+        return actions
+
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing."""
+        return actions
+
+    def text(self, instruction: str, state: np.ndarray) -> str:
+        """The user's turn: state as bins, QwenOFT's placeholders, then the run's template around both."""
+        if self.config.state_in_text:
+            instruction = f"{instruction} [STATE] {' '.join(map(str, discretize(state)))} [ACTION]"
+        if self.config.framework == "QwenOFT":
+            slots = PLACEHOLDER * self.config.chunk
+            instruction += f" Please predict the next {self.config.chunk} robot actions: <action>{slots}<action>."
+        if self.config.template is None:
+            return instruction
+        return self.config.template.replace("{instruction}", instruction)
+
+    def _resized(self, frame: np.ndarray) -> np.ndarray:
+        size = self.config.image_size
+        if size is None or frame.shape[:2] == size[::-1]:
+            return frame
+        return np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC))
+
+
+class StarVlaProcessor(Processor):
+    """Both directions of one run's processing."""
+
+    def guidance(self, previous: Previous | None, context: Context) -> dict[str, np.ndarray]:
+        """Nothing: starVLA guides a chunk by another rule (a gradient through the head), which is not offered."""
+        if previous is not None:
+            raise ObservationError("a starVLA policy cannot continue a previous chunk: call it without previous=")
+        return {}
+
+
+def processor(config: StarVlaConfig, checkpoint: Checkpoint, edge: Edge) -> Processor:
+    """From a run directory. Raises CheckpointError before weights are read."""
+    stats = checkpoint.statistics
+    state = Scale.of(config.state_mode, stats.get(STATE, {}), "state", gripper_raw=False)
+    action = Scale.of(edge.normalization or config.action_mode, stats.get(ACTION, {}), "action", config.gripper_raw)
+    if action.width not in (0, config.max_action_dim):
+        raise CheckpointError(
+            f"dataset_statistics.json covers {action.width} action dimensions, config.yaml says action_dim "
+            f"{config.max_action_dim}"
+        )
+    place = vlm_directory(checkpoint)
+    files = [checkpoint.tokenizer, place and place / "tokenizer.json"]
+    file = Path(edge.tokenizer) if edge.tokenizer else next((path for path in files if path and path.is_file()), None)
+    if file is None:
+        raise CheckpointError(
+            f"no tokenizer.json in {checkpoint.path}: put that of its Qwen3-VL there, or pass tokenizer='path/to/it'"
+        )
+    tokenizer = ChatTokenizer.open(file / "tokenizer.json" if file.is_dir() else file)
+    width = edge.state_dim or state.width or len(next(iter(stats.get(STATE, {}).values()), [])) or config.state_dim
+    return _assemble(config, edge, (state, action), tokenizer, width)
+
+
+def synthetic(config: StarVlaConfig) -> Processor:
+    """For random weights: one token a word, values as they are."""
+    vocabulary = config.vlm.language.vocab_size
+    special, reserved = Special(vocabulary - 3, vocabulary - 2, vocabulary - 1), vocabulary // 4
+
+    def encode(text: str) -> list[int]:
+        spaced = text.replace(PLACEHOLDER, f" {PLACEHOLDER} ").replace("<|", " <|")
+        return [reserved + zlib.crc32(word.encode()) % reserved for word in spaced.split()]
+
+    none = Scale.of("none", {}, "", gripper_raw=False)
+    tokenizer = ChatTokenizer(encode, lambda ids: " ".join(map(str, ids)), special)
+    return _assemble(config, Edge(), (none, none), tokenizer, config.state_dim or config.max_action_dim)
+
+
+def _assemble(
+    config: StarVlaConfig, edge: Edge, scales: tuple[Scale, Scale], tokenizer: ChatTokenizer, state_width: int
+) -> Processor:
+    cameras, action = Cameras(config.cameras, edge.rename), edge.action_dim or config.max_action_dim
+    if config.state_dim and state_width != config.state_dim:
+        raise CheckpointError(f"the head takes a state of {config.state_dim} values, the statistics have {state_width}")
+    needed = bool(config.state_dim) or config.state_in_text
+    widths = Widths(max(state_width, 1), max(state_width, 1), action, config.max_action_dim, config.chunk, needed)
+    placeholder = tokenizer.ids(PLACEHOLDER)[0] if config.framework == "QwenOFT" else None
+    turn = TurnStep(config, cameras, edge.images, Encoder(tokenizer, config.rules, config.slots), placeholder)
+    pipeline = Pipeline()
+    if edge.limits is not None:
+        edge.limits.check(action)
+        pipeline = pipeline.push(LimitStep(edge.limits))
+    pipeline = pipeline.push(WidthStep(config.state_dim, action, state_input=False))
+    pipeline = pipeline.push(ScaleStep(*scales))
+    if config.state_dim:
+        pipeline = pipeline.push(WidthStep(config.state_dim, config.max_action_dim, state_input=True))
+    return StarVlaProcessor(pipeline.push(turn), cameras, widths, np.float32, _facts(config, scales, widths))
+
+
+def _facts(config: StarVlaConfig, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
+    return {
+        "family": config.framework,
+        "cameras": list(config.cameras),
+        "image": {"resized_to": config.image_size, "then": "Qwen3-VL smart resize, bicubic", "resized_by": "host"},
+        "state": {
+            "width": widths.state,
+            "mode": scales[0].mode,
+            "input": "prompt" if config.state_in_text else "vector" if config.state_dim else "none",
+        },
+        "action": {"width": widths.action, "horizon": widths.chunk, "mode": scales[1].mode},
+        "prompt": {"template": config.template, "capacity": config.prompt_capacity},
+    }
