@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from innerloop.contract import Chunk, InnerloopError, Plan, Policy, Receipt
+    from innerloop.contract import Chunk, InnerloopError, Plan, Policy, Previous, Receipt
     from innerloop.engine import LoadedPolicy, load, random_policy
     from innerloop.process import Edge, ImageSpec
 
@@ -19,6 +19,7 @@ _HOMES = {
     "LoadedPolicy": "engine",
     "Plan": "contract",
     "Policy": "contract",
+    "Previous": "contract",
     "Receipt": "contract",
     "load": "engine",
     "random_policy": "engine",
@@ -32,6 +33,7 @@ __all__ = [
     "LoadedPolicy",
     "Plan",
     "Policy",
+    "Previous",
     "Receipt",
     "__version__",
     "load",

@@ -204,6 +204,9 @@ def bench(
     environment_ms: Annotated[float, typer.Option(help="time of one environment step")] = 0.0,
     delay_ms: Annotated[float, typer.Option(help="network delay, both ways")] = 0.0,
     horizon: Annotated[int | None, typer.Option(help="executed actions of a chunk")] = None,
+    url: Annotated[str | None, typer.Option(metavar="ws://HOST:PORT", help="measure a server at its clients")] = None,
+    clients: Annotated[str, typer.Option(help="with --url: clients at once, comma separated")] = "1",
+    token: Annotated[str | None, typer.Option(help="with --url: what the server wants to see")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the record")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="also write a Chrome / Perfetto trace")] = None,
     reproduce: Annotated[
@@ -214,6 +217,14 @@ def bench(
     from innerloop.measure import command
     from innerloop.measure.options import BenchOptions
 
+    if url is not None:
+        from innerloop.client import RemotePolicy
+        from innerloop.measure.served import ServedOptions
+
+        served = ServedOptions(frames=frames, clients=tuple(int(c) for c in _listed(clients)), ticks=ticks, seed=seed)
+        line = f"innerloop bench --url {url} --clients {clients} --frames {frames} --ticks {ticks} --seed {seed}"
+        command.served_command(lambda name: RemotePolicy(url, token=token, session=name), served, line, out, as_json)
+        return
     if reproduce is not None:
         raise typer.Exit(0 if command.reproduce_command(reproduce, out, target or None) else 1)
     if not target:

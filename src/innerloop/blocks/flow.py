@@ -1,8 +1,10 @@
-"""Euler flow matching from noise (t = 1) to actions (t = 0), as pi0 and pi0.5 integrate it."""
+"""Euler flow matching from noise (t = 1) to actions (t = 0), as pi0 and pi0.5 integrate it, and how a chunk is guided."""
 
 import torch
 
-from innerloop.kernels import timestep
+from innerloop.kernels import euler, timestep
+
+MAX_GAIN = 10.0  # LeRobot 0.6.1 RTCConfig.max_guidance_weight
 
 
 def times(steps: int, device: torch.device) -> torch.Tensor:
@@ -14,3 +16,40 @@ def times(steps: int, device: torch.device) -> torch.Tensor:
 def time_embedding(steps: int, width: int, periods: tuple[float, float], device: torch.device) -> torch.Tensor:
     """float32 [steps, width] sines then cosines of log-spaced periods (openpi create_sinusoidal_pos_embedding)."""
     return timestep.sincos(times(steps, device), width, *periods)
+
+
+def gains(steps: int, largest: float = MAX_GAIN) -> list[float]:
+    """How hard each step is pulled to the previous chunk (arXiv:2506.07339 eq. 2; LeRobot policies/rtc/modeling_rtc.py)."""
+    found = []
+    for step in range(steps):
+        left = 1.0 - step / steps
+        passed = 1.0 - left
+        gain = largest if passed == 0 else left / passed * (left**2 + passed**2) / left**2
+        found.append(min(gain, largest))
+    return found
+
+
+def guide(
+    x: torch.Tensor, moved: torch.Tensor, previous: torch.Tensor, weight: torch.Tensor, step: int, steps: int
+) -> torch.Tensor:
+    """Euler step `step` from x to moved, float32 [B, chunk, A], pulled to `previous` by weight [B, chunk]."""
+    return euler.guide(x, moved, previous, weight, gains(steps)[step], 1.0 - step / steps, -1.0 / steps)
+
+
+def buckets(steps: int, count: int, device: torch.device) -> torch.Tensor:
+    """float32 [steps]: the bucket of [0, count) in which each step of an integration from 0 to 1 evaluates its velocity.
+
+    Isaac-GR00T get_action_with_features: int(i / steps * count), in double precision.
+    """
+    return torch.tensor([int(i / steps * count) for i in range(steps)], dtype=torch.float32, device=device)
+
+
+def bucket_embedding(buckets: torch.Tensor, width: int) -> torch.Tensor:
+    """float32 [N] -> [N, width], sines then cosines (Isaac-GR00T SinusoidalPositionalEncoding).
+
+    In float32 throughout, as trained.
+    """
+    step = torch.log(torch.tensor(10000.0, device=buckets.device)) / (width // 2)
+    exponent = -torch.arange(width // 2, dtype=torch.float32, device=buckets.device) * step
+    angles = buckets[:, None] * exponent.exp()
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)

@@ -24,6 +24,8 @@ TICKS = {
     "tokens": "prompt",
     "prompt_length": "prompt",
     "noise": "step",
+    "previous": "step",
+    "guidance": "step",
 }
 
 
@@ -49,6 +51,8 @@ def buffers(shape: Shape) -> list[Buffer]:
         Buffer("tokens", (b, p.capacity), i32, Role.INPUT),
         Buffer("prompt_length", (b, 1), i32, Role.INPUT),
         Buffer("noise", (b, c.chunk, c.max_action_dim), f32, Role.INPUT),
+        Buffer("previous", (b, c.chunk, c.max_action_dim), f32, Role.INPUT),
+        Buffer("guidance", (b, c.chunk), f32, Role.INPUT),
         Buffer("key_valid", (b, p.keys), i32, Role.STATE),
         Buffer("positions", (b, p.keys), i32, Role.STATE),
         Buffer("rotary_cos", (b, p.keys, half), f32, Role.STATE),
@@ -119,9 +123,14 @@ def context_stage(p: prefix.PrefixLayout, language: GemmaPrefix, capacity: int) 
 def start_cache(b: Tensors, name: str, prefix_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Copy the prefix's K/V into a stage's own cache; 13 MB at full size, some 8 us."""
     keys, values = b[f"{name}_keys"], b[f"{name}_values"]
-    keys[:, :, :prefix_rows].copy_(b["keys"])
-    values[:, :, :prefix_rows].copy_(b["values"])
+    _words(keys[:, :, :prefix_rows]).copy_(_words(b["keys"]))
+    _words(values[:, :, :prefix_rows]).copy_(_words(b["values"]))
     return keys, values
+
+
+def _words(rows: torch.Tensor) -> torch.Tensor:
+    """The same bytes as words of 16, where they divide so: a strided copy moves one element a thread and step."""
+    return rows.view(torch.complex128) if rows.shape[-1] * rows.element_size() % 16 == 0 else rows
 
 
 def suffix_rotary(b: Tensors, start: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,4 +156,6 @@ def sample(shape: Shape, capacity: int) -> dict[str, Any]:
         "tokens": rng.integers(0, c.language.vocab_size, (b, p.capacity), dtype=np.int32),
         "prompt_length": np.full((b, 1), capacity, np.int32),
         "noise": rng.standard_normal((b, c.chunk, c.max_action_dim), dtype=np.float32),
+        "previous": rng.standard_normal((b, c.chunk, c.max_action_dim), dtype=np.float32),
+        "guidance": np.linspace(1, 0, b * c.chunk, dtype=np.float32).reshape(b, c.chunk),
     }

@@ -12,7 +12,7 @@ from innerloop.contract.errors import (
     PrecisionError,
 )
 from innerloop.contract.plan import Plan
-from innerloop.contract.policy import Chunk, Policy, Receipt
+from innerloop.contract.policy import Chunk, Policy, Previous, Receipt
 from innerloop.contract.stage import Stage
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "PlanError",
     "Policy",
     "PrecisionError",
+    "Previous",
     "Receipt",
     "Role",
     "Stage",

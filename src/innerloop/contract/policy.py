@@ -34,6 +34,21 @@ class Chunk:
     receipt: Receipt | None = None
 
 
+@dataclass(frozen=True)
+class Previous:
+    """What real-time chunking continues: the part of the last chunk that is not executed yet.
+
+    actions: float [n, action_dim] in robot units, row 0 due now; delay: control steps that will pass before the new
+    chunk can act; horizon: rows of `actions` that pull at all (default: n). schedule: how the pull falls from row `delay`
+    to row `horizon`: LINEAR, EXP, ONES (it does not) or ZEROS (there is none); LeRobot's RTCAttentionSchedule.
+    """
+
+    actions: np.ndarray
+    delay: int = 0
+    horizon: int | None = None
+    schedule: str = "LINEAR"
+
+
 class Policy(Protocol):
     """The two-method interface that the engine, the server and the remote client share."""
 
@@ -49,8 +64,9 @@ class Policy(Protocol):
         noise: np.ndarray | None = None,
         seed: int | None = None,
         session: str = "default",
+        previous: Previous | None = None,
     ) -> Chunk:
-        """One decision. Raises ObservationError on bad input and NonFiniteError on bad output."""
+        """One decision, continuing `previous` if given. Raises ObservationError on bad input and NonFiniteError on bad output."""
         ...
 
     def reset(self, session: str = "default") -> None:

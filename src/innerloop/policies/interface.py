@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from innerloop.contract import Plan
+from innerloop.contract import Plan, Previous
 from innerloop.process.build import Edge
 from innerloop.weights import Checkpoint, NameTable
 
@@ -36,7 +36,7 @@ class Context(Protocol):
 
 
 class Prepared(Protocol):
-    """Plan inputs by name (without noise), and the context."""
+    """Plan inputs by name (without noise, and continuing no chunk), and the context."""
 
     @property
     def inputs(self) -> dict[str, Any]: ...
@@ -64,6 +64,7 @@ class Processor(Protocol):
     def widths(self) -> Widths: ...
     def prepare(self, observation: Mapping[str, Any]) -> Prepared: ...
     def finish(self, normalized: np.ndarray, context: Any) -> np.ndarray: ...
+    def guidance(self, previous: Previous | None, context: Any) -> dict[str, np.ndarray]: ...
     def noise(self, noise: object = None, seed: int | None = None) -> np.ndarray: ...
     def describe(self) -> dict[str, Any]: ...
 

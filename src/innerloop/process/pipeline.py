@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from innerloop.contract import ObservationError
+from innerloop.contract import ObservationError, Previous
 from innerloop.process.action import ActionLimits, RelativeActions, check_finite
 from innerloop.process.cameras import Cameras
+from innerloop.process.guidance import check, weights
 from innerloop.process.image import ImageSpec, fitted_size, resize_bytes_with_pad, to_frame
 from innerloop.process.noise import draw_noise, to_noise
 from innerloop.process.state import Normalizer, discretize, pad, to_state
@@ -34,7 +35,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Prepared:
-    """inputs: the plan's input buffers by name, without `noise`; context: for `finish`.
+    """inputs: the plan's input buffers by name, without `noise`, continuing no chunk; context: for `finish`.
 
     `frames` is one flat uint8 array a camera, as long as its frame. It may share the caller's memory: read it before
     the caller changes the image, and do not write to it.
@@ -68,6 +69,10 @@ class Step(Protocol):
         """Actions towards the robot; a new array or the same one, never changed in place."""
         ...
 
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Actions back towards the model, for the chunk of another observation; undoes `inverse`."""
+        ...
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -94,6 +99,10 @@ class LimitStep:
         """The chunk within the limits, clamped or refused."""
         return self.limits.apply(actions)
 
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing."""
+        return actions
+
 
 @dataclass(frozen=True)
 class RelativeStep:
@@ -107,6 +116,10 @@ class RelativeStep:
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """Adds the state of the observation that produced the chunk, not of a later one."""
         return self.relative.to_absolute(actions, context.state)
+
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Offsets from the new observation's state."""
+        return self.relative.to_relative(actions, context.state)
 
 
 @dataclass(frozen=True)
@@ -123,6 +136,10 @@ class NormalizeStep:
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """Un-normalises the actions."""
         return self.action.invert(actions)
+
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Normalises the actions; row i takes the statistics of row i of the new chunk."""
+        return self.action.rows(len(actions)).apply(actions)
 
 
 @dataclass(frozen=True)
@@ -146,6 +163,10 @@ class PromptStep:
         """Nothing."""
         return actions
 
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing."""
+        return actions
+
 
 @dataclass(frozen=True)
 class WidthStep:
@@ -163,6 +184,10 @@ class WidthStep:
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """The first `action_width` columns."""
         return actions[:, : self.action_width]
+
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing."""
+        return actions
 
 
 @dataclass(frozen=True)
@@ -186,6 +211,10 @@ class FramesStep:
         draft.inputs["camera_mask"] = np.array([image is not None for image in matched], np.int32)
 
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing."""
+        return actions
+
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """Nothing."""
         return actions
 
@@ -233,7 +262,7 @@ class Processor:
         for step in self._pipeline.forward:
             step.forward(draft)
         context = Context(draft.raw_state, draft.tokens, draft.text, draft.state.astype(np.float32))
-        return Prepared(draft.inputs, context)
+        return Prepared({**draft.inputs, **self.guidance(None, context)}, context)
 
     def finish(self, normalized: np.ndarray, context: Context) -> np.ndarray:
         """The model's [chunk, max_action_dim] -> float32 [chunk, action_dim] in robot units; a new array.
@@ -250,6 +279,24 @@ class Processor:
         actions = np.array(actions, np.float32, order="C")
         check_finite(actions, "actions")
         return actions
+
+    def guidance(self, previous: Previous | None, context: Context) -> dict[str, np.ndarray]:
+        """The plan's inputs `previous` [chunk, max_action_dim] and `guidance` [chunk]; zeros when nothing is continued.
+
+        Raises ObservationError.
+        """
+        widths = self.widths
+        target = np.zeros((widths.chunk, widths.max_action), np.float32)
+        pull = np.zeros(widths.chunk, np.float32)
+        if previous is not None:
+            actions = check(previous, widths.action, widths.chunk)
+            count = len(actions)
+            for step in self._pipeline.forward:
+                actions = step.again(actions, context)
+            target[:count, : widths.action] = actions
+            horizon = count if previous.horizon is None else min(previous.horizon, count)
+            pull = weights(previous.schedule, widths.chunk, previous.delay, horizon)
+        return {"previous": target, "guidance": pull}
 
     def noise(self, noise: object = None, seed: int | None = None) -> np.ndarray:
         """float32 [chunk, max_action_dim]: the given noise, checked and copied, or drawn from the seed."""

@@ -106,6 +106,12 @@ class Normalizer:
             return self
         return Normalizer(self.mode, self.offset[..., :width], self.divisor[..., :width], self.factor[..., :width])
 
+    def rows(self, count: int) -> "Normalizer":
+        """The same for the first `count` rows of a chunk."""
+        if self.horizon is None:
+            return self
+        return Normalizer(self.mode, self.offset[:count], self.divisor[:count], self.factor[:count])
+
     def apply(self, values: np.ndarray) -> np.ndarray:
         """Robot units -> normalised, in the statistics' dtype; a new array."""
         values = np.array(values, dtype=self.offset.dtype)

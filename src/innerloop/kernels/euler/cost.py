@@ -1,4 +1,4 @@
-"""Cost of the last projection and the solver's update."""
+"""Cost of the last projection, the solver's update and its guidance."""
 
 from innerloop.kernels.cost import Cost
 
@@ -7,3 +7,8 @@ def project_and_step(rows: int, actions: int, width: int, element: int = 2) -> C
     """The projection, and two flops an action for the update."""
     moved = element * (rows * width + actions * width + actions) + 8 * rows * actions
     return Cost(2 * rows * actions * (width + 1), moved)
+
+
+def guide(rows: int, actions: int) -> Cost:
+    """Seven flops an action; three arrays and a weight a row read, one array written."""
+    return Cost(7 * rows * actions, 16 * rows * actions + 4 * rows)

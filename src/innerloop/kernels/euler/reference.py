@@ -1,4 +1,4 @@
-"""The last projection and the solver's update."""
+"""The last projection, the solver's update, and the pull towards a previous chunk."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -7,3 +7,9 @@ from torch import Tensor
 def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt: float) -> Tensor:
     """x + dt * (hidden W^T + b), all in fp32."""
     return x + dt * F.linear(hidden.float(), weight.float(), bias.float())
+
+
+def guide(x: Tensor, moved: Tensor, previous: Tensor, weight: Tensor, gain: float, time: float, dt: float) -> Tensor:
+    """moved - dt * gain * weight * (previous - (x - time * (moved - x) / dt))."""
+    foreseen = x - (time / dt) * (moved - x)
+    return moved - (dt * gain) * weight[..., None] * (previous - foreseen)

@@ -1,4 +1,4 @@
-"""The last projection and the solver's update in one kernel."""
+"""The last projection and the solver's update in one kernel; the pull towards a previous chunk in another."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import torch
@@ -11,6 +11,8 @@ from innerloop.kernels.device import release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Table
 
 TABLE = Table("euler", default=[Launch.of(4, BLOCK_A=4), Launch.of(4, BLOCK_A=2), Launch.of(8, BLOCK_A=8)])
+
+GUIDE = Table("guide", default=[Launch.of(4, BLOCK=512), Launch.of(1, BLOCK=128)])
 
 
 @triton.jit
@@ -44,5 +46,36 @@ def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt
     _project_and_step[grid](
         hidden.contiguous(), weight.contiguous(), bias, x.contiguous(), out, width, actions, dt,
         BLOCK_K=launch.power_of_two(width), **launch.options(choice, x.device),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _guide(
+    x_ptr, moved_ptr, previous_ptr, weight_ptr, out_ptr, elements, actions, pull, ahead,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    held = at < elements
+    previous = tl.load(previous_ptr + at, mask=held, other=0.0)
+    weight = tl.load(weight_ptr + at // actions, mask=held, other=0.0)
+    wait_for_producer(PDL)
+    x = tl.load(x_ptr + at, mask=held, other=0.0)
+    moved = tl.load(moved_ptr + at, mask=held, other=0.0)
+    release_successor(PDL)
+    foreseen = x - ahead * (moved - x)
+    tl.store(out_ptr + at, moved - pull * weight * (previous - foreseen), mask=held)
+
+
+def guide(x: Tensor, moved: Tensor, previous: Tensor, weight: Tensor, gain: float, time: float, dt: float) -> Tensor:
+    """See kernels.euler."""
+    out = torch.empty_like(moved)
+    if out.numel() == 0:
+        return out
+    choice = launch.choose(GUIDE, (x.numel(),), x.device)
+    grid = (triton.cdiv(x.numel(), choice["BLOCK"]),)
+    _guide[grid](
+        x.contiguous(), moved, previous, weight, out, x.numel(), x.shape[-1], dt * gain, time / dt,
+        **launch.options(choice, x.device),
     )  # fmt: skip
     return out

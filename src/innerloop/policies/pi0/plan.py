@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from innerloop.blocks import flow_plan
+from innerloop.blocks import flow, flow_plan
 from innerloop.blocks.expert import Cache
 from innerloop.blocks.flow_config import FlowConfig
 from innerloop.blocks.flow_plan import Tensors
@@ -77,11 +77,13 @@ def _action_stage(model: Pi0, row: int) -> Stage:
         x = b["noise"]
         with skinny.chain():
             for step in range(config.steps):
-                x = model.denoise(x, (b["time_table"][step], b["action_table"]), cache, rotary, start)
+                tables = (b["time_table"][step], b["action_table"])
+                moved = model.denoise(x, tables, cache, rotary, start)
+                x = flow.guide(x, moved, b["previous"], b["guidance"], step, config.steps)
         b["actions"].copy_(x)
 
     reads = (
-        *("noise", "keys", "values", "state_keys", "state_values"),
+        *("noise", "previous", "guidance", "keys", "values", "state_keys", "state_values"),
         *("key_valid", "rotary_cos", "rotary_sin", "time_table", "action_table"),
     )
     return Stage("action", run, reads, ("actions", "cache_keys", "cache_values"))

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from innerloop.blocks import flow_plan
+from innerloop.blocks import flow, flow_plan
 from innerloop.blocks.expert import Cache
 from innerloop.blocks.flow_config import FlowConfig
 from innerloop.blocks.flow_plan import Tensors
@@ -53,10 +53,14 @@ def _action_stage(model: Pi05, start: int) -> Stage:
         x = b["noise"]
         with skinny.chain():
             for step in range(config.steps):
-                x = model.denoise(x, b["modulation"][step], cache, rotary, start)
+                moved = model.denoise(x, b["modulation"][step], cache, rotary, start)
+                x = flow.guide(x, moved, b["previous"], b["guidance"], step, config.steps)
         b["actions"].copy_(x)
 
-    reads = ("noise", "keys", "values", "key_valid", "rotary_cos", "rotary_sin", "modulation")
+    reads = (
+        *("noise", "previous", "guidance", "keys", "values"),
+        *("key_valid", "rotary_cos", "rotary_sin", "modulation"),
+    )
     return Stage("action", run, reads, ("actions", "cache_keys", "cache_values"))
 
 

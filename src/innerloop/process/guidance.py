@@ -1,0 +1,41 @@
+"""How much each row of a new chunk is pulled to the chunk it continues (real-time chunking, arXiv:2506.07339)."""
+
+import numpy as np
+
+from innerloop.contract import ObservationError, Previous
+
+SCHEDULES = ("LINEAR", "EXP", "ONES", "ZEROS")
+
+
+def weights(schedule: str, chunk: int, delay: int, horizon: int) -> np.ndarray:
+    """float32 [chunk]: 1 before `delay`, falling until `horizon`, then 0 (LeRobot 0.6.1 policies/rtc/modeling_rtc.py)."""
+    if schedule not in SCHEDULES:
+        raise ObservationError(f"there is no schedule {schedule!r}; choose of {', '.join(SCHEDULES)}")
+    result = np.zeros(chunk, np.float32)
+    start, end = min(delay, horizon), min(horizon, chunk)
+    result[: start if schedule == "ZEROS" else end] = 1.0
+    falling = end - start
+    if schedule in ("LINEAR", "EXP") and falling > 0:
+        line = 1.0 - np.arange(1, falling + 1) / (falling + 1)
+        result[start:end] = line if schedule == "LINEAR" else line * np.expm1(line) / np.expm1(1.0)
+    return result
+
+
+def check(previous: Previous, width: int, chunk: int) -> np.ndarray:
+    """The actions to continue as float32 [n, width]. Raises ObservationError."""
+    actions = np.asarray(previous.actions, np.float32)
+    if actions.ndim != 2 or actions.shape[1] != width or len(actions) > chunk:
+        raise ObservationError(
+            f"previous.actions has shape {list(actions.shape)}; this policy's are [0 to {chunk}, {width}]: pass the rows "
+            "of the last chunk that are not executed yet"
+        )
+    if not np.isfinite(actions).all():
+        raise ObservationError("previous.actions is not finite; pass what was really commanded")
+    if not 0 <= previous.delay < chunk:
+        raise ObservationError(
+            f"previous.delay is {previous.delay} steps, but a chunk has {chunk}: no action of it would be in time. "
+            "Execute synchronously, or lower the control rate"
+        )
+    if previous.horizon is not None and previous.horizon < 0:
+        raise ObservationError(f"previous.horizon is {previous.horizon}; it counts rows of previous.actions")
+    return actions
