@@ -103,7 +103,8 @@ def norm_project_step(
 def _implementation(x: Tensor, weight: Tensor | Packed) -> ModuleType:
     if not on_device(x):
         return reference
-    return cuda if isinstance(weight, Packed) and not unfused(x) else compose
+    fits = isinstance(weight, Packed) and not unfused(x) and cuda.can_multiply(x, weight)
+    return cuda if fits else compose
 
 
 def _few(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> bool:

@@ -12,7 +12,6 @@ import torch
 
 from innerloop.contract.errors import InnerloopError
 
-POLICY = 2
 SOURCE = Path(__file__).parent / "source"
 
 
@@ -82,7 +81,9 @@ def launch(
         attributes.append(attribute)
         attribute = driver.CUlaunchAttribute()
         attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE
-        attribute.value.clusterSchedulingPolicyPreference = driver.CUclusterSchedulingPolicy(POLICY)
+        attribute.value.clusterSchedulingPolicyPreference = (
+            driver.CUclusterSchedulingPolicy.CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING  # 5 % of the expert's layer
+        )
         attributes.append(attribute)
     if dependent:
         attribute = driver.CUlaunchAttribute()
@@ -117,7 +118,7 @@ def _compile(name: str, source: str, options: list[str]) -> bytes:
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize")
         _checked(nvrtc.nvrtcGetProgramLog(program, log), "nvrtcGetProgramLog")
         raise InnerloopError(f"kernel '{name}' does not compile with {options}: {log.decode()}")
-    code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
+    code: bytes = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program), "nvrtcGetCUBINSize")
     _checked(nvrtc.nvrtcGetCUBIN(program, code), "nvrtcGetCUBIN")
     _checked(nvrtc.nvrtcDestroyProgram(program), "nvrtcDestroyProgram")
     return code

@@ -20,7 +20,7 @@ MAX_ROWS = 64
 WARP_COLUMNS = 128  # columns of the weight that one warp multiplies
 ATTENTION_PARTS = 8  # programs that share one head's keys
 ATTENTION_DIM = 256
-ATTEND_RESIDENT = 1
+
 _chain: ContextVar["Chain | None"] = ContextVar("chain", default=None)
 _defines: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("defines", default=())
 
@@ -30,10 +30,9 @@ class LinearArgs(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weight", "x", "scale", "shift", "gate", "residual", "cos", "sin")),
-        *((name, ctypes.c_void_p) for name in ("ahead", "out", "k_cache", "v_cache")),
+        *((name, ctypes.c_void_p) for name in ("out", "k_cache", "v_cache")),
         *((name, ctypes.c_uint64) for name in ("batch_stride", "row_stride")),
         *((name, ctypes.c_int) for name in ("rows", "row_tokens", "start", "groups", "heads", "kv_heads")),
-        ("ahead_bytes", ctypes.c_uint32),
         ("eps", ctypes.c_float),
     )
 
@@ -42,10 +41,9 @@ class AttendArgs(ctypes.Structure):
     """`Args` of source/attend.cu."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "key_valid", "ahead", "out")),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "key_valid", "out")),
         *((name, ctypes.c_uint64) for name in ("batch_stride", "row_stride")),
         *((name, ctypes.c_int) for name in ("tokens", "keys", "start", "heads", "kv_heads")),
-        ("ahead_bytes", ctypes.c_uint32),
         ("scale", ctypes.c_float),
     )
 
@@ -127,11 +125,11 @@ def _linear_suits(launch: Launch, shape: Shape, limits: Limits) -> bool:
 
 
 def _launches() -> list[Launch]:
-    """Every split of K over warps of 128 columns; clusters of 4 and 2 programs before single ones."""
+    """Splits of K over warps of 128 columns and clusters: 8 warps, many tiles and many registers first."""
     return [
         Launch.of(warps, SPLIT=split, TILES=tiles, RESIDENT=resident)
-        for split in (4, 2, 1)
-        for warps in range(16, 0, -1)
+        for warps in sorted(range(1, 17), key=lambda w: abs(w - 8))
+        for split in (1, 2, 4)
         for tiles in (4, 2, 1)
         for resident in (1, 0, 2, 3)
     ]
@@ -157,6 +155,16 @@ def _overlays(tokens: int, keys: int, shared_bytes: int) -> bool:
     return attention_bytes(tokens, keys, False) > shared_bytes
 
 
+def can_multiply(x: Tensor, weight: Packed) -> bool:
+    """Whether the linear kernel takes these rows and this weight."""
+    rows, own = x.numel() // x.shape[-1], limits(x.device)
+    if x.dtype is not torch.bfloat16 or not 1 <= rows <= MAX_ROWS or own.capability < 90:
+        return False
+    phase = RESIDUAL if weight.pair == 8 else NORM_GLU if weight.pair == weight.rows // 2 else NORM_QKV_ROPE
+    shape = (phase, weight.rows, weight.columns, rows)
+    return any(_linear_suits(c, shape, own) and _linear_bytes(c, shape) <= own.shared_bytes for c in LINEAR.default)
+
+
 def can_attend(q: Tensor, k: Tensor) -> bool:
     """Whether `attend` takes these: heads of 256, bfloat16, keys and pushed sums within shared memory."""
     _, tokens, _, dim = q.shape
@@ -175,7 +183,7 @@ def can_step(state: Tensor, weight: Tensor) -> bool:
     actions = state.shape[-1]
     width = weight.numel() // actions
     fits = width * actions * 4 <= limits(state.device).shared_bytes
-    return actions <= 32 and width % 1024 == 0 and width <= 2048 and fits
+    return actions <= 32 and width % 64 == 0 and width <= 1024 and fits
 
 
 def norm_qkv_rope(
@@ -213,9 +221,7 @@ def norm_qkv_rope(
     return q
 
 
-def norm_glu(
-    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Packed, ahead: Packed | None = None
-) -> Tensor:
+def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Packed) -> Tensor:
     """As reference.norm_glu."""
     _need_contiguous("x", x)
     if weight.pair != weight.rows // 2:
@@ -223,7 +229,7 @@ def norm_glu(
             f"norm_glu wants a weight packed with pair={weight.rows // 2}, its number of gates, not {weight.pair}"
         )
     out = torch.empty(*x.shape[:-1], weight.rows // 2, dtype=x.dtype, device=x.device)
-    _linear(NORM_GLU, x, weight, out, LinearArgs(**_norm(scale, shift, eps), **_ahead(ahead)), scale)
+    _linear(NORM_GLU, x, weight, out, LinearArgs(**_norm(scale, shift, eps)), scale)
     return out
 
 
@@ -246,7 +252,6 @@ def attend(
     key_valid: Tensor | None,
     scale: float,
     start: int,
-    ahead: Packed | None = None,
 ) -> Tensor:
     """As reference.attend."""
     batch, tokens, heads, dim = q.shape
@@ -262,14 +267,14 @@ def attend(
     arguments = AttendArgs(
         q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), key_valid=None if key_valid is None else key_valid.data_ptr(),
         out=out.data_ptr(), batch_stride=batch_stride, row_stride=row_stride, tokens=tokens, keys=keys, start=start,
-        heads=heads, kv_heads=kv_heads, **_ahead(ahead), scale=scale * log2(2.718281828459045),
+        heads=heads, kv_heads=kv_heads, scale=scale * log2(2.718281828459045),
     )  # fmt: skip
     overlay = _overlays(tokens, keys, limits(q.device).shared_bytes)
     defines = {
         "NT": ceil(tokens / 8),
         "CHUNK": attention_chunk(keys),
         "OVERLAY": int(overlay),
-        "RESIDENT": ATTEND_RESIDENT,
+        "RESIDENT": 1,
     }
     size = attention_bytes(tokens, keys, overlay)
     grid = batch * heads * ATTENTION_PARTS
@@ -341,20 +346,15 @@ def _start(
     arguments: ctypes.Structure,
     device: torch.device,
 ) -> None:
-    major, minor = torch.cuda.get_device_capability(device)
     fixed = (*sorted(defines.items()), *_defines.get())
-    function = compile.kernel(name, fixed, major * 10 + minor, shared_bytes, device.index or 0)
     active = _chain.get()
     dependent = active is not None and active.started
-    compile.launch(function, grid, threads, shared_bytes, cluster, dependent, arguments)
+    with torch.cuda.device(device):
+        index = torch.cuda.current_device()
+        function = compile.kernel(name, fixed, limits(device).capability, shared_bytes, index)
+        compile.launch(function, grid, threads, shared_bytes, cluster, dependent, arguments)
     if active is not None:
         active.started = True
-
-
-def _ahead(weight: Packed | None) -> dict[str, int]:
-    if weight is None:
-        return {}
-    return {"ahead": weight.data.data_ptr(), "ahead_bytes": weight.data.numel() * weight.data.element_size()}
 
 
 def _norm(scale: Tensor, shift: Tensor | None, eps: float) -> dict[str, int | float | None]:

@@ -19,7 +19,6 @@ struct Args {
   const bf16* k;
   const bf16* v;
   const int* key_valid;
-  const u8* ahead;  // weights of a later kernel
   bf16* out;
   u64 batch_stride;  // of k and v, in elements
   u64 row_stride;
@@ -28,7 +27,6 @@ struct Args {
   int start;  // rows from here on are written by the kernel before this one
   int heads;
   int kv_heads;
-  u32 ahead_bytes;
   float scale;  // times log2(e)
 };
 
@@ -177,7 +175,6 @@ extern "C" __global__ void BOUNDS(THREADS) attend(const __grid_constant__ Args p
   const u64 offset = (u64)batch * p.batch_stride + (u64)(head / (p.heads / p.kv_heads)) * HEAD_DIM;
   const u32 bar = shared_address(&barrier);
 
-  STAMP(0);
   release_successor();
   if (tid == 0) {
     barrier_init(bar, 1);
@@ -204,10 +201,7 @@ extern "C" __global__ void BOUNDS(THREADS) attend(const __grid_constant__ Args p
     copy16(shared_address(keys) + row * K_STRIDE + lane * 16, p.k + from, is_valid ? 16 : 0);
     copy16(shared_address(values) + row * V_STRIDE + lane * 16, p.v + from, is_valid ? 16 : 0);
   }
-  bring_into_l2(p.ahead, p.ahead_bytes);
-  STAMP(1);
   wait_for_producer();
-  STAMP(2);
 
   const bf16* query = p.q + (u64)batch * p.tokens * p.heads * HEAD_DIM + head * HEAD_DIM;
   for (int i = tid; i < TOKENS * 32; i += THREADS) {
@@ -226,16 +220,13 @@ extern "C" __global__ void BOUNDS(THREADS) attend(const __grid_constant__ Args p
   }
   copies_wait();
   const bool any = __syncthreads_or(mine != 0);
-  STAMP(3);
   float4 s[EACH][NT];
   if (any) {
     scores(q, keys, valid, p.scale, s, warp, lane);
     warp_maxima(s, maxima, warp, lane);
     __syncthreads();
-    STAMP(4);
     soften(s, maxima, sums, weights, warp, lane);
     __syncthreads();
-    STAMP(5);
   }
   if (OVERLAY) cluster_arrive();  // and nothing of its keys is needed
   cluster_wait();
@@ -258,9 +249,7 @@ extern "C" __global__ void BOUNDS(THREADS) attend(const __grid_constant__ Args p
       push(peer_address(shared_address(pushed + part * TOKENS * 32) + i / PARTS * 8, i % PARTS), make_float2(0.f, 0.f),
            peer_address(bar, i % PARTS));
   }
-  STAMP(6);
   barrier_wait(bar, 0);
-  STAMP(7);
   delay_stores();
   for (int i = tid; i < p.tokens * 16; i += THREADS) {
     int token = i / 16, pair = i % 16;
@@ -283,5 +272,4 @@ extern "C" __global__ void BOUNDS(THREADS) attend(const __grid_constant__ Args p
     bf16* to = p.out + ((u64)(batch * p.tokens + token) * p.heads + head) * HEAD_DIM + part * 32 + pair * 2;
     *(u32*)to = pack2(sum.x * inverse, sum.y * inverse);
   }
-  STAMP(8);
 }

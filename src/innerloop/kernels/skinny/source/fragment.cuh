@@ -30,18 +30,6 @@ DEVICE void delay_stores() {
 #endif
 }
 
-#ifdef TIMELINE  // address of u64 [programs][16]: multiprocessor, then clocks; only a measurement compiles this in
-#define STAMP(i)                                                                              \
-  if (threadIdx.x == 0) {                                                                     \
-    u32 sm;                                                                                   \
-    asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));                                           \
-    ((volatile u64*)TIMELINE)[blockIdx.x * 16] = sm;                                          \
-    ((volatile u64*)TIMELINE)[blockIdx.x * 16 + 1 + i] = clock64();                           \
-  }
-#else
-#define STAMP(i)
-#endif
-
 // ---- barriers and bulk copies ------------------------------------------------------------------------------------
 DEVICE void barrier_init(u32 bar, u32 count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
@@ -49,9 +37,6 @@ DEVICE void barrier_init(u32 bar, u32 count) {
 DEVICE void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-DEVICE void barrier_arrive(u32 bar) {
-  asm volatile("{ .reg .b64 t; mbarrier.arrive.shared::cta.b64 t, [%0]; }" ::"r"(bar) : "memory");
 }
 DEVICE void barrier_expect(u32 bar, u32 bytes) {
   asm volatile("{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1; }" ::"r"(bar), "r"(bytes)
@@ -80,13 +65,6 @@ DEVICE void bulk_copy(u32 to, const void* from, u32 bytes, u32 bar) {
                : "memory");
 }
 
-// Brings this program's share of `bytes` into L2 for a later kernel; a no-op when there is nothing to bring.
-DEVICE void bring_into_l2(const u8* from, u32 bytes) {
-  const u32 piece = 8192, first = blockIdx.x * 32 + threadIdx.x;
-  if (threadIdx.x >= 32) return;
-  for (u32 at = first * piece; at < bytes; at += gridDim.x * 32 * piece)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + at), "r"(min(piece, bytes - at)) : "memory");
-}
 // 16 bytes into shared memory behind the program's back; zeros where `bytes` is 0.
 DEVICE void copy16(u32 to, const void* from, u32 bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
