@@ -15,7 +15,7 @@ import torch
 from bench import harness
 from bench.cases import Case
 from innerloop.kernels.cost import Cost
-from innerloop.kernels.skinny import cost, cuda, pack, reference
+from innerloop.kernels.skinny import Packed, cost, cuda, pack, reference
 
 LAYERS, STEPS, WIDTH, HEADS, DIM, MLP, ACTIONS, EPS = 18, 10, 1024, 8, 256, 4096, 32, 1e-6
 
@@ -67,7 +67,8 @@ class Stack:
     def solve(self, attention: bool = True) -> torch.Tensor:
         """All Euler steps."""
         state = self.noise
-        last = (*self.norms[-1, :2], EPS, self.action_out, self.bias_out)
+        scale, shift, _ = self.norms[-1]
+        last = (scale, shift, EPS, self.action_out, self.bias_out)
         for _ in range(STEPS):
             x = cuda.project_in(state, self.action_in, self.bias_in, torch.bfloat16)
             for i in range(LAYERS):
@@ -125,13 +126,13 @@ def microseconds(replay: Callable[[], None], repeats: int = 30) -> float:
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times[3:])
+    return float(statistics.median(times[3:]))
 
 
 def error(stack: Stack, op: str, function: str) -> float:
     """Largest difference from the fp32 reference."""
     given = stack.arguments(op, 0)
-    wide = [reference.dense(a).float() if isinstance(a, cuda.Packed) else a for a in given]
+    wide = [reference.dense(a).float() if isinstance(a, Packed) else a for a in given]
     wide = [a.float() if isinstance(a, torch.Tensor) and a.dtype is torch.bfloat16 else a for a in wide]
     truth = getattr(reference, function)(*wide)
     found = getattr(cuda, function)(*given)
