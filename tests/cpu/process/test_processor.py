@@ -30,7 +30,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 def test_inputs_are_the_plans(family: str) -> None:
     given = observation()
     inputs = flow_processor(Sizes(family), lerobot(family)).prepare(given).inputs
-    expected = {"frames", "frame_sizes", "camera_mask", "tokens", "prompt_length"} | (
+    expected = {"frames", "frame_sizes", "camera_mask", "tokens", "prompt_length", "previous", "guidance"} | (
         {"state"} if family == "pi0" else set()
     )
     assert set(inputs) == expected
@@ -42,7 +42,7 @@ def test_inputs_are_the_plans(family: str) -> None:
     assert inputs["camera_mask"].tolist() == [1, 1, 0]
     assert (inputs["tokens"].shape, inputs["prompt_length"].shape) == ((64,), (1,))
     for name in expected - {"frames", "state"}:
-        assert inputs[name].dtype == np.int32
+        assert inputs[name].dtype == (np.float32 if name in ("previous", "guidance") else np.int32)
     if family == "pi0":
         assert (inputs["state"].shape, inputs["state"].dtype) == ((32,), np.float32)
 
