@@ -1,0 +1,1 @@
+"""A policy in simulation: worlds, episodes, their statistics, the evaluation command and the demonstration."""
