@@ -159,7 +159,8 @@ def _weight(features: int, columns: int) -> torch.Tensor:
 
 
 def _random(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda")
+    drawn: torch.Tensor = torch.randn(*shape, device="cuda")
+    return drawn
 
 
 def main() -> None:
