@@ -5,6 +5,7 @@ beside a chain of dependent ones. Every op is first checked against fp32.
 """
 
 import argparse
+import math
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,12 +156,11 @@ def rows(stack: Stack, roof: harness.Roof) -> Iterator[dict[str, Any]]:
 
 
 def _weight(features: int, columns: int) -> torch.Tensor:
-    return (_random(features, columns) * columns**-0.5).bfloat16()
+    return (_random(features, columns) / math.sqrt(columns)).bfloat16()
 
 
 def _random(*shape: int) -> torch.Tensor:
-    drawn: torch.Tensor = torch.randn(*shape, device="cuda")
-    return drawn
+    return torch.randn(*shape, device="cuda")
 
 
 def main() -> None:
