@@ -1,4 +1,5 @@
-"""Writes tests/golden/starvla.npz: what starVLA's own modules compute on the tiny runs, numbers alone.
+"""Writes tests/golden/starvla.npz and qwen.npz: what starVLA's own modules compute on the tiny runs, and transformers
+4.57 on the tiny Qwen3 and Qwen3-VL, numbers alone.
 
 Run from the repository's root, with a checkout of github.com/starVLA/starVLA (0ed0aad) on PYTHONPATH, in an environment
 with transformers 4.57.1, torch, torchvision, diffusers 0.35, omegaconf, accelerate and scipy:
@@ -17,6 +18,9 @@ import torch
 from recipes.tiny import qwen, starvla
 
 GOLDEN = Path("tests/golden/starvla.npz")
+LEVELS = Path("tests/golden/qwen.npz")
+EVERY = 4  # tokens whose hidden states are kept
+ANSWER = 10  # tokens
 # What Qwen3-VL's chat template does to one user turn of images and text.
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.content %}"
@@ -31,18 +35,7 @@ def build(run: starvla.Run, place: Path) -> Any:
     from starVLA.model.framework.base_framework import build_framework  # type: ignore[import-not-found]
     from starVLA.model.framework.share_tools import apply_config_compat  # type: ignore[import-not-found]
 
-    vlm = place / starvla.VLM
-    qwen.write(vlm, "qwen3_vl", seed=1)
-    (vlm / "chat_template.jinja").write_text(CHAT)
-    special = {"additional_special_tokens": list(qwen.SPECIAL[1:]), "pad_token": qwen.SPECIAL[0]}
-    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "processor_class": "Qwen3VLProcessor", **special}
-    (vlm / "tokenizer_config.json").write_text(json.dumps(kind))
-    images = {**qwen.IMAGES, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "processor_class": "Qwen3VLProcessor"}
-    images["image_processor_type"] = "Qwen2VLImageProcessor"
-    (vlm / "preprocessor_config.json").write_text(json.dumps(images))
-    (vlm / "video_preprocessor_config.json").write_text(
-        json.dumps({**images, "video_processor_type": "Qwen3VLVideoProcessor"})
-    )
+    vlm = describe(place / starvla.VLM, "qwen3_vl", seed=1)
     config = OmegaConf.create(starvla.configuration(run))
     config.framework.qwenvl.base_vlm = str(vlm)
     apply_config_compat(config)
@@ -50,6 +43,59 @@ def build(run: starvla.Run, place: Path) -> Any:
     weights = {name: torch.from_numpy(value) for name, value in starvla.tensors(run).items()}
     framework.load_state_dict(weights, strict=True)
     return framework
+
+
+def describe(directory: Path, kind: str, seed: int, tied: bool = True) -> Path:
+    """A tiny directory with what transformers' processors want beside the weights."""
+    qwen.write(directory, kind, seed, tied)
+    special = {"additional_special_tokens": list(qwen.SPECIAL[1:]), "pad_token": qwen.SPECIAL[0]}
+    mine = {"tokenizer_class": "PreTrainedTokenizerFast", "processor_class": "Qwen3VLProcessor", **special}
+    images = {**qwen.IMAGES, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "processor_class": "Qwen3VLProcessor"}
+    described = {
+        "tokenizer_config.json": mine,
+        "preprocessor_config.json": {**images, "image_processor_type": "Qwen2VLImageProcessor"},
+        "video_preprocessor_config.json": {**images, "video_processor_type": "Qwen3VLVideoProcessor"},
+    }
+    for name, content in described.items():
+        (directory / name).write_text(json.dumps(content))
+    (directory / "chat_template.jinja").write_text(CHAT)
+    return directory
+
+
+def level(turn: qwen.Turn, place: Path) -> dict[str, np.ndarray]:
+    """Hidden states of some tokens after each layer, the answer's ids, and some patches, of one turn."""
+    from PIL import Image
+    from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, Qwen3VLForConditionalGeneration
+
+    directory = describe(place, turn.kind, turn.seed, turn.tied)
+    content = [{"type": "image", "image": Image.fromarray(image)} for image in qwen.pictures(turn)]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": turn.text}]}]
+    vision = turn.kind == "qwen3_vl"
+    processor = (AutoProcessor if vision else AutoTokenizer).from_pretrained(directory)
+    kind = Qwen3VLForConditionalGeneration if vision else AutoModelForCausalLM
+    model = kind.from_pretrained(directory, dtype=torch.float32).eval()
+    inputs = processor.apply_chat_template(
+        messages, tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    inputs.pop("token_type_ids", None)
+    layers: list[torch.Tensor] = []
+    decoder = model.model.language_model if vision else model.model
+    for layer in decoder.layers:
+        layer.register_forward_hook(lambda _module, _inputs, out: layers.append(out))
+    with torch.no_grad():
+        model(**inputs, output_hidden_states=True)
+        # DeepStack is added to the tensors that the hooks saw, in place
+        hidden = torch.stack([out[0] for out in layers[: len(decoder.layers)]])
+        answer = model.generate(**inputs, max_new_tokens=ANSWER, do_sample=False, eos_token_id=[], pad_token_id=0)
+    tokens = inputs["input_ids"].shape[1]
+    found = {
+        "hidden": hidden[:, ::EVERY].numpy(),
+        "ids": inputs["input_ids"][0].numpy(),
+        "answer": answer[0, tokens:].numpy(),
+    }
+    if "pixel_values" in inputs:
+        found["pixels"] = np.rint((inputs["pixel_values"].numpy() + 1) * 127.5).astype(np.uint8)[::EVERY]
+    return found
 
 
 def predict(framework: Any, run: starvla.Run, case: starvla.Case) -> np.ndarray:
@@ -75,6 +121,12 @@ def main() -> None:
             for index, case in enumerate(starvla.CASES[name]):
                 goldens[f"{name}.{index}"] = predict(framework, run, case)
     np.savez_compressed(GOLDEN, **goldens)
+    levels = {}
+    for index, turn in enumerate(qwen.TURNS):
+        with tempfile.TemporaryDirectory() as place:
+            levels |= {f"{index}.{name}": value for name, value in level(turn, Path(place)).items()}
+    np.savez_compressed(LEVELS, **levels)
+    print(f"{LEVELS}: {len(qwen.TURNS)} turns, {LEVELS.stat().st_size} bytes")
     print(f"{GOLDEN}: {len(goldens)} cases, {GOLDEN.stat().st_size} bytes")
 
 

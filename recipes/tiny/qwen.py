@@ -6,6 +6,7 @@ with them has been checked against something that is not itself.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,30 @@ def picture(seed: int, height: int, width: int) -> np.ndarray:
     fine = coarse.repeat(6, 0).repeat(6, 1)[:height, :width]
     noisy: np.ndarray = np.clip(fine + generator.integers(-12, 13, (height, width, 3)), 0, 255).astype(np.uint8)
     return noisy
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One user turn to a level: sizes of its images (height, width), a text, a seed."""
+
+    kind: str
+    images: tuple[tuple[int, int], ...]
+    text: str
+    seed: int
+    tied: bool = True
+
+
+# The aspect ratios take the resize down, up by the least number of pixels, down by the most, and nowhere.
+TURNS = (
+    Turn("qwen3", (), "pick up the red block", 21),
+    Turn("qwen3", (), "the user is in \u6a5f\u68b0, the thing uses the other thing in the end", 22, tied=False),
+    Turn("qwen3_vl", (), "no picture at all", 23),
+    Turn("qwen3_vl", ((20, 31),), "what is in the picture", 24, tied=False),
+    Turn("qwen3_vl", ((40, 31), (24, 64), (9, 30)), "compare the three", 25),
+    Turn("qwen3_vl", ((90, 130),), "", 26),
+)
+
+
+def pictures(turn: Turn) -> list[np.ndarray]:
+    """The images of a turn."""
+    return [picture(100 * turn.seed + i, *size) for i, size in enumerate(turn.images)]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+import torch
+import torch.nn.functional as F
 
 from innerloop.contract import CheckpointError, ObservationError
 
@@ -64,13 +65,24 @@ class ImageRules:
         """uint8 [H, W, 3] -> uint8 [patches, 3 * patch^2] in merge order (channel, row, column), and the grid."""
         tall, wide = self.fitted(*image.shape[:2])
         if image.shape[:2] != (tall, wide):
-            image = np.asarray(Image.fromarray(image).resize((wide, tall), Image.Resampling.BICUBIC))
+            image = resize(image, tall, wide)
         rows, columns = tall // self.patch, wide // self.patch
         blocks = image.reshape(
             rows // self.merge, self.merge, self.patch, columns // self.merge, self.merge, self.patch, 3
         )
         ordered = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, -1)
         return np.ascontiguousarray(ordered), (rows, columns)
+
+
+def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
+    """uint8 [H, W, 3] -> [height, width, 3], bicubic and antialiased: the bytes of transformers' fast image processor.
+
+    Pillow's differ by one in some pixels, for its coefficients are finer.
+    """
+    planes = torch.from_numpy(np.array(image, order="C")).permute(2, 0, 1)[None]
+    resized = F.interpolate(planes, (height, width), mode="bicubic", antialias=True)
+    out: np.ndarray = resized[0].permute(1, 2, 0).contiguous().numpy()
+    return out
 
 
 @dataclass(frozen=True)
@@ -131,15 +143,16 @@ class ChatTokenizer:
         """Ids of a text."""
         return self._encode(text)
 
-    def turn(self, counts: Sequence[int], text: str) -> list[int]:
-        """One user turn, images before text, and the opening of the answer; counts: tokens of each image.
+    def turn(self, counts: Sequence[int], text: str, answer: bool = True) -> list[int]:
+        """One user turn, images before text, and the opening of the answer if wanted; counts: tokens of each image.
 
         Qwen3-VL's chat template without a system message.
         """
         ids = list(self.ids("<|im_start|>user\n"))
         for count in counts:
             ids += [self.special.start, *[self.special.pad] * count, self.special.end]
-        return ids + list(self.ids(f"{text}<|im_end|>\n<|im_start|>assistant\n"))
+        opening = "<|im_start|>assistant\n" if answer else ""
+        return ids + list(self.ids(f"{text}<|im_end|>\n{opening}"))
 
 
 def positions(ids: Sequence[int], pad: int, grids: Sequence[tuple[int, int]], merge: int) -> np.ndarray:
@@ -187,10 +200,10 @@ class Encoded:
 
 
 class Encoder:
-    """Images and a text -> the inputs of a Qwen3-VL plan."""
+    """Images and a text -> the inputs of a Qwen3-VL plan. `answer`: the sequence ends with the opening of an answer."""
 
-    def __init__(self, tokenizer: ChatTokenizer, rules: ImageRules, slots: Slots) -> None:
-        self.tokenizer, self.rules, self.slots = tokenizer, rules, slots
+    def __init__(self, tokenizer: ChatTokenizer, rules: ImageRules, slots: Slots, answer: bool = True) -> None:
+        self.tokenizer, self.rules, self.slots, self.answer = tokenizer, rules, slots, answer
 
     def encode(self, images: Sequence[np.ndarray], text: str) -> Encoded:
         """images uint8 [H, W, 3] each. Raises ObservationError for what does not fit the slots."""
@@ -205,7 +218,7 @@ class Encoder:
                     f"an image of {image.shape[0]}x{image.shape[1]} becomes {rows}x{columns} patches, there is room for "
                     f"{slots.patches}; send a smaller one"
                 )
-        ids = self.tokenizer.turn([h * w // merge**2 for h, w in grids], text)
+        ids = self.tokenizer.turn([h * w // merge**2 for h, w in grids], text, self.answer)
         if len(ids) > slots.tokens:
             raise ObservationError(f"images and prompt take {len(ids)} tokens, there is room for {slots.tokens}")
         empty = slots.images - len(images)

@@ -1,0 +1,217 @@
+"""starVLA's policies from run directories, against what its own modules computed on the same tensors."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import innerloop
+from innerloop.contract import CheckpointError, ObservationError, Previous
+from innerloop.engine import LoadedPolicy
+from innerloop.policies import FAMILIES
+from innerloop.policies.starvla.process import Scale
+from recipes.tiny import starvla
+
+GOLDEN = np.load("tests/golden/starvla.npz")
+TOLERANCE = 1e-4  # fp32, normalised actions
+FAMILY = {"QwenPI_v3": "starvla-pi3", "QwenPI": "starvla-pi", "QwenGR00T": "starvla-gr00t", "QwenOFT": "starvla-oft"}
+
+Loaded = tuple[str, starvla.Run, LoadedPolicy]
+
+
+@pytest.fixture(scope="module", params=sorted(starvla.CASES))
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    """Each run in turn."""
+    run = starvla.RUNS[request.param]
+    policy = innerloop.load(starvla.write(tmp_path_factory.mktemp("run"), run), device="cpu")
+    yield request.param, run, policy
+    policy.close()
+
+
+def seen(run: starvla.Run, case: starvla.Case) -> dict[str, Any]:
+    """An observation as users give it."""
+    observation = starvla.observation(run, case)
+    return {key: observation[key] for key in ("images", "state", "prompt")}
+
+
+def test_actions_are_those_of_the_official_modules(loaded: Loaded) -> None:
+    name, run, policy = loaded
+    for index, case in enumerate(starvla.CASES[name]):
+        chunk = policy.infer(seen(run, case), noise=starvla.noise(run, case))
+        np.testing.assert_allclose(chunk.normalized, GOLDEN[f"{name}.{index}"], atol=TOLERANCE, rtol=0)
+
+
+def test_family_and_every_tensor_accounted_for(loaded: Loaded) -> None:
+    _, run, policy = loaded
+    assert policy.family.name == FAMILY[run.framework]
+    assert policy.account is not None
+    assert len(policy.account.loaded) + len(policy.account.ignored) == len(starvla.shapes(run))
+    unread = {
+        "project_layers",
+        "state_encoder",
+        "proj_out_",
+        "lm_head",
+        "language_model.norm",
+        "language_model.layers.3",
+    }
+    assert all(any(part in name for part in unread) for name in policy.account.ignored)
+
+
+def test_actions_in_robot_units(loaded: Loaded) -> None:
+    name, run, policy = loaded
+    case = starvla.CASES[name][0]
+    chunk = policy.infer(seen(run, case), noise=starvla.noise(run, case))
+    stats = starvla.statistics(run.seed)["made_up"]["action"]
+    low, high = np.array(stats["q01"]), np.array(stats["q99"])
+    expected = (chunk.normalized + 1) / 2 * (high - low) + low
+    np.testing.assert_allclose(chunk.actions[:, :-1], expected[:, :-1], atol=1e-5)
+    np.testing.assert_array_equal(chunk.actions[:, -1], chunk.normalized[:, -1] > 0.5)
+
+
+def test_only_what_changed_is_refreshed(loaded: Loaded) -> None:
+    name, run, policy = loaded
+    case = starvla.CASES[name][0]
+    observation, noise = seen(run, case), starvla.noise(run, case)
+    first = policy.infer(observation, noise=noise)
+    again = policy.infer(observation, noise=noise)
+    assert again.receipt is not None
+    assert set(again.receipt.stages) <= {"action"}
+    np.testing.assert_array_equal(first.normalized, again.normalized)
+    noisy = policy.infer(observation, noise=noise + 1)
+    assert noisy.receipt is not None
+    assert noisy.receipt.stages == (("action",) if run.framework != "QwenOFT" else ())
+    camera = next(iter(observation["images"]))
+    frames = {**observation["images"], camera: 255 - observation["images"][camera]}
+    moved = policy.infer({**observation, "images": frames}, noise=noise)
+    assert moved.receipt is not None
+    assert moved.receipt.stages == ("vision", "context", "action")
+    assert np.abs(moved.normalized - first.normalized).max() > 1e-3
+
+
+def test_state_reaches_the_actions_where_the_run_took_it(loaded: Loaded) -> None:
+    name, run, policy = loaded
+    case = starvla.CASES[name][0]
+    observation, noise = seen(run, case), starvla.noise(run, case)
+    first = policy.infer(observation, noise=noise).normalized
+    other = policy.infer({**observation, "state": observation["state"] + 0.3}, noise=noise).normalized
+    assert bool(np.abs(other - first).max() > 1e-4) == bool(run.data.get("include_state"))
+
+
+def test_every_capacity_gives_the_same_actions(loaded: Loaded) -> None:
+    name, run, policy = loaded
+    case = starvla.CASES[name][0]
+    noise = starvla.noise(run, case)
+    prepared = policy.processor.prepare(seen(run, case))
+    inputs = {**prepared.inputs, "noise": noise}
+    fitting = [capacity for capacity in policy.plans if capacity >= prepared.context.prompt_tokens]
+    for index, capacity in enumerate(fitting):
+        found = policy.runtime.decide(f"capacity-{index}", inputs, capacity).outputs["actions"]
+        np.testing.assert_allclose(found, GOLDEN[f"{name}.0"], atol=TOLERANCE, rtol=0)
+
+
+def test_bad_observations_are_refused(loaded: Loaded) -> None:
+    name, run, policy = loaded
+    case = starvla.CASES[name][0]
+    observation = seen(run, case)
+    with pytest.raises(ObservationError, match="cameras do not match"):
+        policy.infer({**observation, "images": {"elsewhere": observation["images"]["front"]}})
+    with pytest.raises(ObservationError, match="there is room for"):
+        policy.infer({**observation, "prompt": "the user " * 2000})
+    with pytest.raises(ObservationError, match="previous"):
+        policy.processor.guidance(Previous(np.zeros((2, starvla.DIMS), np.float32), delay=1), None)
+
+
+def test_bf16_is_near(tmp_path: Path) -> None:
+    run, case = starvla.RUNS["pi3"], starvla.CASES["pi3"][0]
+    policy = innerloop.load(starvla.write(tmp_path, run), device="cpu", precision="bf16")
+    chunk = policy.infer(seen(run, case), noise=starvla.noise(run, case))
+    assert np.abs(chunk.normalized - GOLDEN["pi3.0"]).max() < 0.1
+    policy.close()
+
+
+@pytest.mark.parametrize("name", sorted(family for family in FAMILIES if family.startswith("starvla")))
+def test_published_size_takes_a_made_up_observation(name: str) -> None:
+    family = FAMILIES[name]
+    config = family.default(1, 16, 4)
+    processor = family.synthetic(config)
+    frame = np.zeros((480, 640, 3), np.uint8)
+    observation = {
+        "images": dict.fromkeys(config.cameras, frame),
+        "state": np.zeros(processor.widths.state, np.float32),
+        "prompt": "pick up the red block",
+    }
+    prepared = processor.prepare(observation)
+    assert prepared.inputs["grids"].tolist() == [[14, 14]]
+    assert 0 < prepared.context.prompt_tokens <= config.prompt_capacity
+    sample = family.sample(config, 1, config.prompt_capacity)
+    assert set(prepared.inputs) | {"noise"} == set(sample)
+
+
+def edited(directory: Path, run: starvla.Run, **sections: Any) -> Path:
+    """A run directory whose config.yaml has some sections replaced."""
+    starvla.write(directory, run)
+    config = starvla.configuration(run)
+    (directory / "config.yaml").write_text(json.dumps({**config, **sections}))
+    return directory
+
+
+def test_a_run_of_unknown_data_says_what_to_add(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="innerloop: {cameras"):
+        innerloop.load(edited(tmp_path, starvla.RUNS["pi3"], innerloop={}), device="cpu")
+
+
+def test_known_data_needs_no_addition(tmp_path: Path) -> None:
+    run = replace(starvla.RUNS["oft"], data={"data_mix": "libero_all"})
+    directory = edited(tmp_path, run, innerloop={})
+    policy = innerloop.load(edited(directory, run, innerloop={}), device="cpu")
+    assert policy.config.cameras == ("primary_image", "wrist_image")
+    assert policy.config.action_mode == "min_max"
+    policy.close()
+
+
+def test_what_the_head_does_not_know_is_refused(tmp_path: Path) -> None:
+    run = replace(starvla.RUNS["pi3"], dit={**starvla.RUNS["pi3"].dit, "positional_embeddings": "sinusoidal"})
+    with pytest.raises(CheckpointError, match="positional_embeddings"):
+        innerloop.load(starvla.write(tmp_path, run), device="cpu")
+
+
+def test_statistics_of_several_data_sets_need_a_choice(tmp_path: Path) -> None:
+    run = starvla.RUNS["oft"]
+    path = starvla.write(tmp_path, run) / "dataset_statistics.json"
+    stats = starvla.statistics(run.seed)["made_up"]
+    path.write_text(json.dumps({"made_up": stats, "other": stats}))
+    with pytest.raises(CheckpointError, match="assets=NAME"):
+        innerloop.load(tmp_path, device="cpu")
+    policy = innerloop.load(tmp_path, device="cpu", assets="other")
+    assert policy.statistics == "other"
+    policy.close()
+
+
+def test_the_latest_step_is_taken_and_said(tmp_path: Path) -> None:
+    run = starvla.RUNS["oft"]
+    place = starvla.write(tmp_path, run) / "checkpoints"
+    (place / "steps_9_model.safetensors").write_bytes(b"not read")
+    policy = innerloop.load(tmp_path / "checkpoints", device="cpu")
+    assert any("steps_10" in note for note in policy.notes)
+    policy.close()
+
+
+def test_scale_of_ranges_without_width() -> None:
+    stats = {"q01": np.array([0.0, 1.0]), "q99": np.array([0.0, 3.0]), "min": np.zeros(2), "max": np.array([0.0, 2.0])}
+    value = np.array([7.0, 9.0])
+    quantiles = Scale.of("q99", stats, "state", gripper_raw=False)
+    np.testing.assert_allclose(quantiles.apply(value), [2.2, 2.2])  # starVLA clamps, the value itself included
+    bounds = Scale.of("min_max", stats, "state", gripper_raw=False)
+    np.testing.assert_allclose(bounds.apply(value), [0.0, 8.0])
+    with pytest.raises(CheckpointError, match="mean and std"):
+        Scale.of("mean_std", stats, "action", gripper_raw=False)
+
+
+def test_a_gripper_that_was_not_normalised_passes_as_it_is() -> None:
+    stats = {"min": np.array([0.0, 0.2]), "max": np.array([4.0, 0.7])}
+    scale = Scale.of("min_max", stats, "action", gripper_raw=True)
+    np.testing.assert_allclose(scale.invert(np.array([[0.5, 0.37]])), [[3.0, 0.37]], atol=1e-6)
