@@ -29,11 +29,9 @@ def gains(steps: int, largest: float = MAX_GAIN) -> list[float]:
     return found
 
 
-def guide(
-    x: torch.Tensor, moved: torch.Tensor, previous: torch.Tensor, weight: torch.Tensor, step: int, steps: int
-) -> torch.Tensor:
-    """Euler step `step` from x to moved, float32 [B, chunk, A], pulled to `previous` by weight [B, chunk]."""
-    return euler.guide(x, moved, previous, weight, gains(steps)[step], 1.0 - step / steps, -1.0 / steps)
+def guided(previous: torch.Tensor, weight: torch.Tensor, step: int, steps: int) -> euler.Guide:
+    """What pulls Euler step `step` to previous, float32 [B, chunk, A], by weight [B, chunk]."""
+    return euler.Guide(previous, weight, gains(steps)[step], 1.0 - step / steps)
 
 
 def buckets(steps: int, count: int, device: torch.device) -> torch.Tensor:

@@ -22,7 +22,7 @@ from innerloop.runtime.machine import Decision
 from innerloop.runtime.profile import COPY_IN
 
 SESSION = "measure"
-OBSERVATIONS = 8  # different ones, in turn: every decision has new frames, state and noise
+OBSERVATIONS = 20  # different ones, in turn: every decision has new frames, state and noise
 
 
 class PolicySubject:

@@ -322,3 +322,23 @@ def test_a_chain_runs_eagerly() -> None:
     for _ in range(20):
         with cuda.chain():
             assert torch.equal(solver.run(), expected)
+
+
+def test_guidance_pulls_a_step_and_weight_zero_changes_no_bit() -> None:
+    from innerloop.kernels.euler import Guide
+
+    generator = torch.Generator("cuda").manual_seed(5)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", generator=generator)
+
+    x, state, previous = draw(2, 10, 1024).to(torch.bfloat16), draw(2, 10, 32), draw(2, 10, 32)
+    scale, shift, weight, bias = draw(1024), draw(1024), draw(32, 1024) / 32, draw(32)
+    weights = torch.linspace(0, 1, 20, device="cuda").view(2, 10)
+    for pull, gain, time in ((weights, 4.25, 0.8), (torch.zeros_like(weights), 10.0, 1.0)):
+        guide = Guide(previous, pull, gain, time)
+        found = cuda.norm_project_step(x, scale, shift, 1e-6, weight, bias, state, -0.1, guide)
+        truth = reference.norm_project_step(x, scale, shift, 1e-6, weight, bias, state, -0.1, guide)
+        torch.testing.assert_close(found, truth, atol=2e-5, rtol=2e-5)
+    plain = cuda.norm_project_step(x, scale, shift, 1e-6, weight, bias, state, -0.1)
+    assert torch.equal(found, plain)

@@ -3,7 +3,10 @@
 from torch import Tensor
 
 from innerloop.kernels.euler import reference
+from innerloop.kernels.euler.reference import Guide
 from innerloop.kernels.select import chosen
+
+__all__ = ["Guide", "guide", "project_and_step"]
 
 
 def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt: float) -> Tensor:

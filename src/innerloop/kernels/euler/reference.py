@@ -1,7 +1,18 @@
 """The last projection, the solver's update, and the pull towards a previous chunk."""
 
+from typing import NamedTuple
+
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class Guide(NamedTuple):
+    """How a step is pulled: previous float32 [B, T, A], weight float32 [B, T], the step's gain and time."""
+
+    previous: Tensor
+    weight: Tensor
+    gain: float
+    time: float
 
 
 def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt: float) -> Tensor:

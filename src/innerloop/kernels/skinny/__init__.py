@@ -9,6 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from innerloop.kernels.euler import Guide
 from innerloop.kernels.select import on_device, unfused
 from innerloop.kernels.skinny import compose, cuda, reference
 from innerloop.kernels.skinny.compile import available
@@ -91,12 +92,24 @@ def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) 
 
 
 def norm_project_step(
-    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor, bias: Tensor, state: Tensor, dt: float
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor,
+    state: Tensor,
+    dt: float,
+    guide: Guide | None = None,
 ) -> Tensor:
-    """state + dt * (normed x W^T + b) in fp32: x [B, T, K], weight [A, K], state float32 [B, T, A]."""
+    """state + dt * (normed x W^T + b) in fp32: x [B, T, K], weight [A, K], state float32 [B, T, A].
+
+    guide: pulls the step towards a previous chunk (kernels.euler.guide); its weight 0 changes no bit. In a chain its
+    tensors are read ahead.
+    """
     few = _few(state, weight, bias, x.dtype)
     module = cuda if few else compose if on_device(x) else reference
-    out: Tensor = module.norm_project_step(x, scale, shift, eps, weight, bias, state, dt)
+    out: Tensor = module.norm_project_step(x, scale, shift, eps, weight, bias, state, dt, guide)
     return out
 
 

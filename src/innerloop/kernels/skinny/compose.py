@@ -6,7 +6,8 @@ from torch import Tensor
 
 from innerloop.kernels.activation import glu
 from innerloop.kernels.attention import attention
-from innerloop.kernels.euler import project_and_step
+from innerloop.kernels.euler import Guide, project_and_step
+from innerloop.kernels.euler import guide as pull
 from innerloop.kernels.linear import linear
 from innerloop.kernels.norm import modulated_rms_norm
 from innerloop.kernels.rope import rotate_and_store
@@ -57,7 +58,16 @@ def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) 
 
 
 def norm_project_step(
-    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor, bias: Tensor, state: Tensor, dt: float
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor,
+    state: Tensor,
+    dt: float,
+    guide: Guide | None = None,
 ) -> Tensor:
     """As reference.norm_project_step."""
-    return project_and_step(modulated_rms_norm(x.float(), scale, shift, eps), weight, bias, state, dt)
+    moved = project_and_step(modulated_rms_norm(x.float(), scale, shift, eps), weight, bias, state, dt)
+    return moved if guide is None else pull(state, moved, *guide, dt)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from innerloop.contract.errors import InnerloopError
+from innerloop.kernels.euler import Guide
 from innerloop.kernels.launch import Launch, Limits, Shape, Table, choose, limits
 from innerloop.kernels.skinny import compile
 from innerloop.kernels.skinny.packing import Packed
@@ -56,9 +57,8 @@ class StepArgs(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("x", "scale", "shift", "weight_out", "bias_out", "weight_in", "bias_in")
         ),
-        *((name, ctypes.c_void_p) for name in ("state", "next_state", "out")),
-        ("eps", ctypes.c_float),
-        ("dt", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in ("state", "next_state", "previous", "guidance", "out")),
+        *((name, ctypes.c_float) for name in ("eps", "dt", "gain", "time")),
     )
 
 
@@ -293,7 +293,15 @@ def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) 
 
 
 def norm_project_step(
-    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor, bias: Tensor, state: Tensor, dt: float
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor,
+    state: Tensor,
+    dt: float,
+    guide: Guide | None = None,
 ) -> Tensor:
     """As reference.norm_project_step."""
     _need_contiguous("x", x)
@@ -302,7 +310,14 @@ def norm_project_step(
         **_norm(scale, shift, eps), x=x.data_ptr(), weight_out=weight.data_ptr(), bias_out=bias.data_ptr(),
         state=state.data_ptr(), next_state=out.data_ptr(), dt=dt,
     )  # fmt: skip
-    _step(state, weight.shape[1], arguments, {"HAS_OUT": 1, "MODULATION_FLOAT": _is_float(scale)})
+    defines = {"HAS_OUT": 1, "MODULATION_FLOAT": _is_float(scale)}
+    if guide is not None:
+        _need_contiguous("previous", guide.previous)
+        _need_contiguous("weight", guide.weight)
+        arguments.previous, arguments.guidance = guide.previous.data_ptr(), guide.weight.data_ptr()
+        arguments.gain, arguments.time = guide.gain, guide.time
+        defines["GUIDED"] = 1
+    _step(state, weight.shape[1], arguments, defines)
     return out
 
 

@@ -5,6 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from innerloop.kernels.attention.reference import attention
+from innerloop.kernels.euler.reference import Guide
+from innerloop.kernels.euler.reference import guide as pull
 from innerloop.kernels.norm.reference import modulated_rms_norm
 from innerloop.kernels.rope.reference import rotate_and_store
 from innerloop.kernels.skinny.packing import Packed, unpack
@@ -59,8 +61,17 @@ def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) 
 
 
 def norm_project_step(
-    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor, bias: Tensor, state: Tensor, dt: float
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor,
+    state: Tensor,
+    dt: float,
+    guide: Guide | None = None,
 ) -> Tensor:
-    """state + dt * (normed x W^T + b), all in fp32."""
+    """state + dt * (normed x W^T + b), pulled by `guide` where there is one, all in fp32."""
     hidden = modulated_rms_norm(x.float(), scale, shift, eps)
-    return state + dt * F.linear(hidden, weight.float(), bias.float())
+    moved = state + dt * F.linear(hidden, weight.float(), bias.float())
+    return moved if guide is None else pull(state, moved, *guide, dt)

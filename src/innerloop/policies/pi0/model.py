@@ -11,6 +11,7 @@ from innerloop.blocks.flow_config import FlowConfig
 from innerloop.blocks.gemma import GemmaPrefix
 from innerloop.blocks.siglip import Siglip
 from innerloop.kernels import activation, linear, skinny
+from innerloop.kernels.euler import Guide
 
 # Read in float32 at any precision: norms, state, time and action heads (openpi keeps them so).
 FLOAT32 = ("*norm*", "state_*", "action_*", "mix_*")
@@ -74,6 +75,7 @@ class Pi0(nn.Module):
         cache: Cache,
         rotary: tuple[torch.Tensor, torch.Tensor],
         start: int,
+        guide: Guide,
     ) -> torch.Tensor:
         """One Euler step: x float32 [B, chunk, A], tables (time [width], action [width, A]) -> x at the next time."""
         time, action = tables
@@ -82,4 +84,4 @@ class Pi0(nn.Module):
         norms = self.norms()
         hidden = self.expert(hidden, norms[:-1], cache, rotary, start)
         out = (self.action_out_weight, self.action_out_bias)
-        return skinny.norm_project_step(hidden, norms[-1].scale, None, EPS, *out, x, -1.0 / self.config.steps)
+        return skinny.norm_project_step(hidden, norms[-1].scale, None, EPS, *out, x, -1.0 / self.config.steps, guide)

@@ -78,8 +78,8 @@ def _action_stage(model: Pi0, row: int) -> Stage:
         with skinny.chain():
             for step in range(config.steps):
                 tables = (b["time_table"][step], b["action_table"])
-                moved = model.denoise(x, tables, cache, rotary, start)
-                x = flow.guide(x, moved, b["previous"], b["guidance"], step, config.steps)
+                pull = flow.guided(b["previous"], b["guidance"], step, config.steps)
+                x = model.denoise(x, tables, cache, rotary, start, pull)
         b["actions"].copy_(x)
 
     reads = (

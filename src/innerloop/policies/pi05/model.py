@@ -9,6 +9,7 @@ from innerloop.blocks.flow_config import FlowConfig
 from innerloop.blocks.gemma import GemmaPrefix
 from innerloop.blocks.siglip import Siglip
 from innerloop.kernels import activation, linear, skinny
+from innerloop.kernels.euler import Guide
 
 # Read in float32 at any precision: norms, time and action heads (openpi keeps them so).
 FLOAT32 = ("*norm*", "modulation_*", "action_*", "time_*")
@@ -45,13 +46,18 @@ class Pi05(nn.Module):
         return table.view(steps, -1, 3, width)
 
     def denoise(
-        self, x: torch.Tensor, table: torch.Tensor, cache: Cache, rotary: tuple[torch.Tensor, torch.Tensor], start: int
+        self,
+        x: torch.Tensor,
+        table: torch.Tensor,
+        cache: Cache,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        start: int,
+        guide: Guide,
     ) -> torch.Tensor:
         """One Euler step: x float32 [B, chunk, A], table [norms, 3, width] -> x at the next time."""
         norms = [Modulation(scale, shift, gate) for scale, shift, gate in (row.unbind(0) for row in table.unbind(0))]
         hidden = skinny.project_in(x, self.action_in_weight, self.action_in_bias, cache.keys.dtype)
         hidden = self.expert(hidden, norms[:-1], cache, rotary, start)
         out = (self.action_out_weight, self.action_out_bias)
-        return skinny.norm_project_step(
-            hidden, norms[-1].scale, norms[-1].shift, EPS, *out, x, -1.0 / self.config.steps
-        )
+        dt = -1.0 / self.config.steps
+        return skinny.norm_project_step(hidden, norms[-1].scale, norms[-1].shift, EPS, *out, x, dt, guide)

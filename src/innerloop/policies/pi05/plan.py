@@ -53,8 +53,8 @@ def _action_stage(model: Pi05, start: int) -> Stage:
         x = b["noise"]
         with skinny.chain():
             for step in range(config.steps):
-                moved = model.denoise(x, b["modulation"][step], cache, rotary, start)
-                x = flow.guide(x, moved, b["previous"], b["guidance"], step, config.steps)
+                pull = flow.guided(b["previous"], b["guidance"], step, config.steps)
+                x = model.denoise(x, b["modulation"][step], cache, rotary, start, pull)
         b["actions"].copy_(x)
 
     reads = (

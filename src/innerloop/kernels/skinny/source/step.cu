@@ -1,5 +1,5 @@
 // The two ends of an Euler step, one program a token: hidden -> norm -> action velocity -> state -> first residual row.
-// Fixed at compile time: K (width), A (action width, at most 32), HAS_OUT, HAS_IN, MODULATION_FLOAT.
+// Fixed at compile time: K (width), A (action width, at most 32), HAS_OUT, HAS_IN, GUIDED, MODULATION_FLOAT.
 #define THREADS 1024
 
 struct Args {
@@ -12,9 +12,13 @@ struct Args {
   const float* bias_in;
   const float* state;  // [rows, A]
   float* next_state;
+  const float* previous;  // [rows, A], what real-time chunking pulls to
+  const float* guidance;  // [rows], how hard
   bf16* out;     // [rows, K]
   float eps;
   float dt;
+  float gain;
+  float time;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant__ Args p) {
@@ -70,7 +74,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant
   }
   if (lane == 0 && warp < A) {
     float velocity = dot * rsqrtf(squares * (1.0f / K) + p.eps) + moved + __ldg(p.bias_out + warp);
-    float next = __ldcg(p.state + token * A + warp) + p.dt * velocity;
+    float at = __ldcg(p.state + token * A + warp);
+    float next = at + p.dt * velocity;
+#if GUIDED
+    float ahead = at - p.time * velocity;  // the chunk that this step foresees
+    next -= p.dt * p.gain * __ldg(p.guidance + token) * (__ldg(p.previous + token * A + warp) - ahead);
+#endif
     delay_stores();
     p.next_state[token * A + warp] = next;
     state[warp] = next;
