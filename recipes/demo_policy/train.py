@@ -6,6 +6,7 @@ python -m recipes.demo_policy.train OUTPUT --seconds 360
 
 import argparse
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,14 @@ class Batches:
         self.frames = samples.frames.to(device)
         rows = torch.arange(len(samples))
         self.training, self.held_out = rows[~samples.held_out].to(device), rows[samples.held_out].to(device)
+        counts = Counter(samples.prompts)
+        shares = torch.tensor([1.0 / counts[prompt] for prompt in samples.prompts])  # every task as often
+        self.shares = shares[~samples.held_out].to(device)
 
     def draw(self, size: int) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor, Tensor]:
         """A random augmented batch: images, their masks, tokens, token mask, actions."""
         device = self.frames.device
-        rows = self.training[torch.randint(len(self.training), (size,), device=device)]
+        rows = self.training[torch.multinomial(self.shares, size, replacement=True)]
         variant = torch.randint(1, _VARIANTS + 1, (size,), device=device)
         images = data.augmented(self.frames[rows]) * 2 - 1
         return self._arguments(images, self.tokens[variant, rows], self.valid[variant, rows], rows)
