@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 
 from innerloop.contract import CheckpointError
+from innerloop.policies.groot.family import GROOT
 from innerloop.policies.interface import Family
 from innerloop.policies.pi0.family import PI0
 from innerloop.policies.pi05.family import PI05
 from innerloop.policies.starvla.family import STARVLA
 from innerloop.weights import Checkpoint
 
-FAMILIES: Mapping[str, Family] = {family.name: family for family in (PI05, PI0, *STARVLA)}
+FAMILIES: Mapping[str, Family] = {family.name: family for family in (PI05, PI0, *STARVLA, GROOT)}
 
 
 def detect(checkpoint: Checkpoint) -> Family:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from innerloop.contract.errors import CheckpointError
+from innerloop.weights.embodiments import read_embodiment
 from innerloop.weights.files import open_weight_files
 from innerloop.weights.lora import CONFIG as ADAPTER_CONFIG
 from innerloop.weights.lora import LoraSource, holds_adapter
@@ -54,7 +55,8 @@ class Checkpoint:
 def open_checkpoint(path: str | Path, *, assets: str | None = None, adapter: str | Path | None = None) -> Checkpoint:
     """Read headers and JSON only. Raises CheckpointError, naming file and remedy, for anything broken or ambiguous.
 
-    `assets` names one of several openpi or starVLA statistics sets (or is a path to openpi's); `adapter` is a PEFT LoRA directory.
+    `assets` names one of several openpi or starVLA statistics sets (or is a path to openpi's), or a GR00T's embodiment;
+    `adapter` is a PEFT LoRA directory.
     """
     directory = _directory(Path(path))
     run = find_run(directory)
@@ -74,7 +76,10 @@ def open_checkpoint(path: str | Path, *, assets: str | None = None, adapter: str
         tensors, adapter_config = lora, lora.config
     _check_age(places, tensors)
     before, after = (_pipeline(places, f"policy_{kind}.json") for kind in ("preprocessor", "postprocessor"))
-    statistics, chosen = _statistics(places, layout, assets, (before, after))
+    if layout == "groot":
+        statistics, before, chosen = read_embodiment(base, assets)
+    else:
+        statistics, chosen = _statistics(places, layout, assets, (before, after))
     return Checkpoint(
         path=directory,
         layout=layout,

@@ -129,7 +129,7 @@ class LeRobotPolicy:
         own = config.dtype
         config.device, config.dtype, config.compile_model = device, dtype or own, compiled
         self.config = config
-        with sized(config.type, architecture), _quiet(), contextlib.redirect_stdout(io.StringIO()) as printed:
+        with sized(config.type, architecture), quiet(), contextlib.redirect_stdout(io.StringIO()) as printed:
             self.policy = _policy_class(config.type).from_pretrained(directory, config=config)
         if "All keys loaded successfully" not in printed.getvalue():  # LeRobot goes on with random weights otherwise
             raise CheckpointError(f"LeRobot could not load {directory / 'model.safetensors'}: {printed.getvalue()}")
@@ -326,7 +326,7 @@ class Weights:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without LeRobot's warnings, one for every patch embedding it loads."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -1,0 +1,134 @@
+"""GR00T N1.7's processing: camera frames and an instruction as one chat turn, state and actions by modality key."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from innerloop.contract import CheckpointError, ObservationError, Previous
+from innerloop.policies.groot.config import GrootConfig
+from innerloop.process import modality
+from innerloop.process.build import Edge
+from innerloop.process.cameras import Cameras
+from innerloop.process.chat import ChatStep, framing, image_rules
+from innerloop.process.crop import Framing
+from innerloop.process.image import ImageSpec
+from innerloop.process.modality import Group
+from innerloop.process.pipeline import Context, LimitStep, Pipeline, Processor, Widths
+from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Special
+from innerloop.process.synthetic import token_a_word
+from innerloop.weights import Checkpoint
+from innerloop.weights.embodiments import Embodiment, embodiment
+
+_NOT_ASKED = ("normalization", "state_dim", "action_dim", "relative", "state_in_prompt")
+
+
+def processor(config: GrootConfig, checkpoint: Checkpoint, edge: Edge) -> Processor:
+    """Raises CheckpointError or ObservationError, naming what is wrong, before any weight is read."""
+    given = [name for name in _NOT_ASKED if getattr(edge, name) is not None]
+    if given:
+        raise CheckpointError(f"{', '.join(given)} were given; a GR00T checkpoint states them itself: leave them out")
+    tokenizer = Path(edge.tokenizer) if edge.tokenizer else checkpoint.tokenizer
+    tokenizer = tokenizer / "tokenizer.json" if tokenizer is not None and tokenizer.is_dir() else tokenizer
+    if tokenizer is None or tokenizer.suffix != ".json":
+        raise CheckpointError(
+            f"{checkpoint.path} has no tokenizer.json: copy the one of nvidia/Cosmos-Reason2-2B (a Qwen3-VL-2B) there, "
+            "or pass its path as tokenizer="
+        )
+    found = embodiment(checkpoint)
+    encoder = Encoder(
+        ChatTokenizer.open(tokenizer),
+        image_rules(checkpoint.path, config.backbone.vision),
+        config.slots,
+        answer=False,
+    )
+    chat = ChatStep(
+        Cameras(config.cameras, edge.rename),
+        edge.images,
+        framing(found.settings),
+        encoder,
+        config.frames,
+        found.settings.get("formalize_language") is not False,
+    )
+    return _assembled(config, found, chat, edge)
+
+
+def synthetic(config: GrootConfig) -> Processor:
+    """Processing for random weights: one token a word, state and actions of the model's width between -1 and 1."""
+    vision, vocabulary = config.backbone.vision, config.backbone.language.vocab_size
+    special = Special(vocabulary - 3, vocabulary - 2, vocabulary - 1)
+    rules = ImageRules(vision.patch_size, vision.merge, vision.temporal, min_pixels=1)
+    side = int(config.patches**0.5) * vision.patch_size
+    tokenizer = ChatTokenizer(partial(token_a_word, vocabulary=vocabulary - 3), lambda ids: "", special)
+    encoder = Encoder(tokenizer, rules, config.slots, answer=False)
+    chat = ChatStep(Cameras(config.cameras), ImageSpec(), Framing((side, side), side), encoder, 1, formal=True)
+    widths = {"state": config.max_state_dim, "action": config.max_action_dim}
+    made = Embodiment(
+        name="random weights",
+        index=0,
+        modality={kind: {"modality_keys": [kind]} for kind in widths},
+        statistics={k: {k: {"min": [-1.0] * width, "max": [1.0] * width}} for k, width in widths.items()},
+        settings={},
+    )
+    return _assembled(config, made, chat, Edge())
+
+
+class GrootProcessor(Processor):
+    """Both directions of one embodiment's processing."""
+
+    def guidance(self, previous: Previous | None, context: Context) -> dict[str, np.ndarray]:
+        """Nothing: GR00T continues a chunk by another rule, which is not offered. Raises ObservationError."""
+        if previous is not None:
+            raise ObservationError("a GR00T policy cannot continue a previous chunk: call it without previous=")
+        return {}
+
+
+def _assembled(config: GrootConfig, found: Embodiment, chat: ChatStep, edge: Edge) -> Processor:
+    states, actions = modality.states(found), modality.actions(found)
+    taken = sum(one.width * (1 + (one.scale == "angle")) for one in states)
+    widths = Widths(
+        sum(one.width for one in states),
+        config.max_state_dim,
+        sum(one.width for one in actions),
+        config.max_action_dim,
+        config.chunk,
+    )
+    for name, used, room in (
+        ("state", taken, config.max_state_dim),
+        ("action", widths.action, config.max_action_dim),
+    ):
+        if used > room:
+            raise CheckpointError(f"the {name} of '{found.name}' has {used} numbers; the model takes {room}")
+    horizon = min(len((found.modality["action"].get("delta_indices")) or range(config.chunk)), config.chunk)
+    clip = found.settings.get("clip_outliers") is not False
+    pipeline = Pipeline()
+    if edge.limits is not None:
+        edge.limits.check(widths.action)
+        pipeline = pipeline.push(LimitStep(edge.limits))
+    gripper = modality.gripper(found, actions)
+    if gripper is not None:
+        pipeline = pipeline.push(modality.GripperStep(gripper))
+    pipeline = pipeline.push(
+        modality.GroupStep(tuple(states), tuple(actions), horizon, clip, config.max_state_dim)
+    ).push(chat)
+    facts = {
+        "family": "groot",
+        "embodiment": found.name,
+        "cameras": list(config.cameras),
+        "image": {"time_steps": config.frames, "resized_by": "host", **vars(chat.framing)},
+        "state": {"width": widths.state, "padded": widths.max_state, "keys": _facts(states)},
+        "action": {"width": widths.action, "horizon": horizon, "keys": _facts(actions), "libero_gripper": gripper},
+        "prompt": {
+            "template": "Qwen3-VL chat, images first",
+            "capacity": config.prompt_capacity,
+            "formal": chat.formal,
+        },
+        "horizon": horizon,
+    }
+    return GrootProcessor(pipeline, chat.cameras, widths, np.float32, facts)
+
+
+def _facts(groups: Sequence[Group]) -> dict[str, Any]:
+    return {one.key: {"width": one.width, "scale": one.scale, "relative": one.relative} for one in groups}

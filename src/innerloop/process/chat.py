@@ -1,0 +1,94 @@
+"""GR00T's camera frames and instruction as one turn of a chat with Qwen3-VL."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from innerloop.contract import ObservationError
+from innerloop.process.cameras import Cameras
+from innerloop.process.crop import Framing
+from innerloop.process.image import ImageSpec, to_frame
+from innerloop.process.pipeline import Context, Draft
+from innerloop.process.qwen3vl import Encoder, ImageRules
+
+DEFAULT_TASK = "Perform the task."  # LeRobot 0.6.1 groot/utils.py, where there is no instruction
+_PUNCTUATION = re.compile(r"[^\w\s]")
+
+
+class Patches(Protocol):
+    """How a vision tower cuts images."""
+
+    @property
+    def patch_size(self) -> int: ...
+    @property
+    def merge(self) -> int: ...
+    @property
+    def temporal(self) -> int: ...
+
+
+def framing(settings: Mapping[str, Any]) -> Framing:
+    """From processor_kwargs; where they name no size, what the published backbone was trained on (LeRobot 0.6.1)."""
+    named = settings.get("image_target_size") is not None
+    usual: Mapping[str, Any] = {"image_target_size": (256, 256), "image_crop_size": (230, 230)}
+    known = settings if named else usual
+    (tall, wide), crop, fraction = known["image_target_size"], known.get("image_crop_size"), known.get("crop_fraction")
+    if fraction is None:
+        fraction = crop[0] / tall if crop else 1.0
+    edge = int(known.get("shortest_image_edge") or tall)
+    area, letterbox = bool(settings.get("use_albumentations")), bool(settings.get("letter_box_transform"))
+    return Framing((int(tall), int(wide)), edge, float(fraction), area, letterbox)
+
+
+def image_rules(directory: Path, vision: Patches) -> ImageRules:
+    """preprocessor_config.json where the directory has the backbone's, else Qwen3-VL's own; the tower's patches."""
+    file = directory / "preprocessor_config.json"
+    found = ImageRules.read(file) if file.is_file() else ImageRules()
+    return replace(found, patch=vision.patch_size, merge=vision.merge, temporal=vision.temporal)
+
+
+@dataclass(frozen=True)
+class ChatStep:
+    """Frames in camera order, one picture a time step and camera, then the instruction."""
+
+    cameras: Cameras
+    spec: ImageSpec
+    framing: Framing
+    encoder: Encoder
+    frames: int
+    formal: bool
+
+    def forward(self, draft: Draft) -> None:
+        """Writes the inputs of blocks.qwen3_vl. A camera that is absent has no picture in the turn."""
+        matched = self.cameras.match(draft.images)
+        views = [
+            self._views(name, image)
+            for name, image in zip(self.cameras.names, matched, strict=True)
+            if image is not None
+        ]
+        text = draft.prompt or DEFAULT_TASK
+        text = _PUNCTUATION.sub("", text.lower()) if self.formal else text
+        encoded = self.encoder.encode([view[step] for step in range(self.frames) for view in views], text)
+        draft.inputs |= encoded.inputs
+        draft.tokens, draft.text = encoded.tokens, text
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing."""
+        return actions
+
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing: no chunk is continued."""
+        return actions
+
+    def _views(self, name: str, image: object) -> list[np.ndarray]:
+        """One picture a time step; a single frame stands for all of them."""
+        given = list(image) if isinstance(image, np.ndarray) and image.ndim == 4 else [image] * self.frames
+        if len(given) != self.frames:
+            raise ObservationError(
+                f"camera '{name}': {len(given)} time steps were given; the checkpoint takes {self.frames}"
+            )
+        seen: dict[int, np.ndarray] = {}  # one frame may stand for several steps
+        return [seen.setdefault(id(one), self.framing.apply(to_frame(name, one, self.spec))) for one in given]

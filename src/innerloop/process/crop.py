@@ -1,0 +1,134 @@
+"""GR00T's way from a camera frame to the picture its processor sees: square padding, resize, centre crop, resize again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+_BITS = 11  # cv2 INTER_RESIZE_COEF_BITS: enlarging works with weights of so many bits
+
+
+@dataclass(frozen=True)
+class Framing:
+    """processor_config.json of GR00T N1.7: image_target_size, shortest_image_edge, crop_fraction, letter_box_transform.
+
+    area: cv2's area resize with the aspect kept (`use_albumentations`); else antialiased bicubic to the target's shape.
+    """
+
+    target: tuple[int, int] = (256, 256)
+    edge: int = 256
+    fraction: float = 1.0
+    area: bool = False
+    letterbox: bool = False
+
+    def apply(self, frame: np.ndarray) -> np.ndarray:
+        """uint8 [H, W, 3] -> uint8; the numbers of LeRobot 0.6.1 processor_groot.py, bicubic to within rounding."""
+        if self.letterbox:
+            frame = _square(frame)
+        if self.area:
+            return resize_edge(_centre(resize_edge(frame, self.edge), self.fraction, int), self.edge)
+        cropped = _centre(_bicubic(frame, (self.edge, self.edge)), self.fraction, round)
+        return _bicubic(cropped, self.target)
+
+    def largest(self, aspect: float) -> tuple[int, int]:
+        """Height and width of what `apply` gives for frames up to so many times as wide as high."""
+        return (self.edge, round(self.edge * aspect)) if self.area and not self.letterbox else self._fixed()
+
+    def _fixed(self) -> tuple[int, int]:
+        return (self.edge, self.edge) if self.area else self.target
+
+
+def resize_edge(frame: np.ndarray, edge: int) -> np.ndarray:
+    """uint8 [H, W, 3] with its shorter side at `edge`, as cv2.resize with INTER_AREA gives it."""
+    height, width = frame.shape[:2]
+    if min(height, width) == edge:
+        return frame
+    scale = edge / min(height, width)
+    return resize_area(frame, max(1, round(height * scale)), max(1, round(width * scale)))
+
+
+def resize_area(frame: np.ndarray, height: int, width: int) -> np.ndarray:
+    """uint8 [H, W, 3] -> [height, width, 3], cv2's INTER_AREA: means of the covered area, or bilinear where it enlarges."""
+    if height > frame.shape[0] or width > frame.shape[1]:
+        return _enlarge(frame, height, width)
+    if frame.shape[0] == 2 * height and frame.shape[1] == 2 * width:
+        quads = frame.reshape(height, 2, width, 2, -1).sum((1, 3), dtype=np.uint16)
+        halved: np.ndarray = ((quads + 2) >> 2).astype(np.uint8)
+        return halved
+    columns = _weighted(frame, 1, *_shares(frame.shape[1], width))
+    mean = _weighted(columns, 0, *_shares(frame.shape[0], height))
+    rounded: np.ndarray = np.clip(np.rint(mean), 0, 255).astype(np.uint8)
+    return rounded
+
+
+def _shares(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which source cells each of `new` covers and how much of it they are, [new, taps] (cv2 computeResizeAreaTab)."""
+    scale = old / new
+    start = np.arange(new) * scale
+    stop = start + scale
+    cell = np.minimum(scale, old - start)
+    taps = int(np.ceil(scale)) + 1
+    index = np.floor(start).astype(int)[:, None] + np.arange(taps)
+    covered = np.minimum(index + 1, stop[:, None]) - np.maximum(index, start[:, None])
+    covered = np.where(covered > 1e-3, np.minimum(covered, 1.0), 0.0)
+    return np.minimum(index, old - 1), (covered / cell[:, None]).astype(np.float32)
+
+
+def _enlarge(frame: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Bilinear in whole numbers, with the weights that cv2's INTER_AREA has where it enlarges."""
+    low, high, share = _neighbours(frame.shape[1], width)
+    source = frame.astype(np.int32)
+    one = 1 << _BITS
+    rows = np.take(source, low, 1) * (one - share)[:, None] + np.take(source, high, 1) * share[:, None]
+    low, high, share = _neighbours(frame.shape[0], height)
+    above = (np.take(rows, low, 0) >> 4) * (one - share)[:, None, None] >> 16
+    below = (np.take(rows, high, 0) >> 4) * share[:, None, None] >> 16
+    blended: np.ndarray = np.clip((above + below + 2) >> 2, 0, 255).astype(np.uint8)
+    return blended
+
+
+def _neighbours(old: int, new: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lower and upper source cell of each new one, and the upper one's share in 2^11ths."""
+    at = np.arange(new)
+    inverse = new / old
+    low = np.floor(at * (1.0 / inverse)).astype(int)
+    share = ((at + 1) - (low + 1) * inverse).astype(np.float32)
+    share = np.where(share <= 0, np.float32(0), share - np.floor(share))
+    share = np.where(low >= old - 1, np.float32(0), share)
+    low = np.minimum(low, old - 1)
+    return low, np.minimum(low + 1, old - 1), np.rint(share * (1 << _BITS)).astype(np.int32)
+
+
+def _weighted(image: np.ndarray, axis: int, index: np.ndarray, share: np.ndarray) -> np.ndarray:
+    shape = [1, 1, 1]
+    shape[axis] = len(index)
+    total = np.zeros((), np.float32)
+    for tap in range(index.shape[1]):
+        total = total + np.take(image, index[:, tap], axis) * share[:, tap].reshape(shape)
+    return total
+
+
+def _bicubic(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    if frame.shape[:2] == size:
+        return frame
+    return np.asarray(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BICUBIC))
+
+
+def _centre(frame: np.ndarray, fraction: float, whole: Callable[[float], int]) -> np.ndarray:
+    """The middle; `whole` is how a side becomes a number of pixels."""
+    if not 0.0 < fraction < 1.0:
+        return frame
+    height, width = frame.shape[:2]
+    tall, wide = max(1, whole(height * fraction)), max(1, whole(width * fraction))
+    top, left = (height - tall) // 2, (width - wide) // 2
+    return np.ascontiguousarray(frame[top : top + tall, left : left + wide])
+
+
+def _square(frame: np.ndarray) -> np.ndarray:
+    height, width = frame.shape[:2]
+    side = max(height, width)
+    out = np.zeros((side, side, 3), np.uint8)
+    top, left = (side - height) // 2, (side - width) // 2
+    out[top : top + height, left : left + width] = frame
+    return out

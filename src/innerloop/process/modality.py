@@ -1,0 +1,222 @@
+"""State and actions as groups of named dimensions, each scaled by statistics of its own (GR00T's modality keys)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from innerloop.contract import CheckpointError
+from innerloop.process.pipeline import Context, Draft
+from innerloop.process.state import pad
+from innerloop.weights.embodiments import Embodiment
+
+Scale = Literal["range", "deviation", "angle"]
+Relative = Literal["", "offset", "pose"]
+POSE = 9  # xyz and the first two rows of a rotation
+_LIBERO = "libero_sim"  # its gripper is 0..1 where the simulator takes -1 or 1 (LeRobot configuration_groot.py)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One key. first, second: low and high of a range, or mean and deviation; [width] or [horizon, width], float32.
+
+    `angle` stands for sine and cosine. relative: actions are offsets from the state's dimensions [reference, reference +
+    width), or poses in the frame of that one.
+    """
+
+    key: str
+    width: int
+    scale: Scale
+    first: np.ndarray
+    second: np.ndarray
+    relative: Relative = ""
+    reference: int = 0
+
+    def normalize(self, values: np.ndarray, clip: bool) -> np.ndarray:
+        """[width] in robot units -> what the model takes; a range of no extent gives 0 (Isaac-GR00T data/utils.py)."""
+        if self.scale == "angle":
+            return np.concatenate([np.sin(values), np.cos(values)])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if self.scale == "deviation":
+                spread: np.ndarray = np.where(self.second != 0, (values - self.first) / self.second, values)
+                return spread
+            unit = 2 * (values - self.first) / (self.second - self.first) - 1
+        scaled: np.ndarray = np.where(np.isclose(self.second, self.first), np.float32(0), unit)
+        return np.clip(scaled, -1, 1) if clip else scaled
+
+    def restore(self, values: np.ndarray) -> np.ndarray:
+        """[T, width] of the model -> robot units; the model's range is clipped to [-1, 1] first."""
+        first, second = (s[: len(values)] if s.ndim == 2 else s for s in (self.first, self.second))
+        if self.scale == "deviation":
+            spread: np.ndarray = np.where(second != 0, values * second + first, values)
+            return spread
+        scaled: np.ndarray = (np.clip(values, -1, 1) + 1) * np.float32(0.5) * (second - first) + first
+        return scaled
+
+    def absolute(self, values: np.ndarray, state: np.ndarray) -> np.ndarray:
+        """[T, width] of this group, relative to the robot's state [n] -> absolute."""
+        if not self.relative:
+            return values
+        origin = state[self.reference : self.reference + self.width]
+        return values + origin if self.relative == "offset" else _compose(origin, values)
+
+
+@dataclass(frozen=True)
+class GroupStep:
+    """State and actions by modality key. horizon: actions of a chunk that the robot was trained with."""
+
+    states: tuple[Group, ...]
+    actions: tuple[Group, ...]
+    horizon: int
+    clip: bool
+    width: int
+
+    def forward(self, draft: Draft) -> None:
+        """Writes `state`."""
+        parts, at = [], 0
+        for one in self.states:
+            parts.append(one.normalize(draft.state[at : at + one.width], self.clip))
+            at += one.width
+        draft.state = np.concatenate(parts)
+        draft.inputs["state"] = pad(draft.state, self.width)
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """float32 [horizon, widths of all groups]."""
+        parts, at = [], 0
+        for one in self.actions:
+            restored = one.restore(actions[: self.horizon, at : at + one.width])
+            parts.append(one.absolute(restored, context.state))
+            at += one.width
+        return np.concatenate(parts, axis=1)
+
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing: no chunk is continued."""
+        return actions
+
+
+@dataclass(frozen=True)
+class GripperStep:
+    """LIBERO's gripper: open fraction -> -1 (open) or 1."""
+
+    column: int
+
+    def forward(self, draft: Draft) -> None:
+        """Nothing."""
+
+    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """A new array."""
+        out = actions.copy()
+        out[:, self.column] = -np.sign(2.0 * out[:, self.column] - 1.0)
+        return out
+
+    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
+        """Nothing: no chunk is continued."""
+        return actions
+
+
+def states(found: Embodiment) -> list[Group]:
+    """The groups of a robot's state, in order. Raises CheckpointError."""
+    part, known = found.modality.get("state") or {}, found.statistics.get("state") or {}
+    angles = part.get("sin_cos_embedding_keys") or () if found.settings.get("apply_sincos_state_encoding") else ()
+    return [
+        _group(f"state.{key}", known.get(key), "angle" if key in angles else _scale(part, key), _bounds(found))
+        for key in part.get("modality_keys") or ()
+    ]
+
+
+def actions(found: Embodiment) -> list[Group]:
+    """The groups of its actions, in order. Raises CheckpointError."""
+    part = found.modality.get("action") or {}
+    settings = part.get("action_configs") or []
+    starts, at = {}, 0
+    for one in states(found):
+        starts[one.key], at = at, at + one.width
+    made = []
+    for place, key in enumerate(part.get("modality_keys") or ()):
+        one = settings[place] if place < len(settings) else {}
+        relative = found.settings.get("use_relative_action") and _word(one.get("rep")) == "relative"
+        if not relative:
+            made.append(_group(f"action.{key}", _known(found, "action", key), _scale(part, key), _bounds(found)))
+            continue
+        origin = one.get("state_key") or key
+        if origin not in starts:
+            raise CheckpointError(f"action '{key}' is relative to the state '{origin}', which the state does not have")
+        # Relative actions are bounded by their extremes even where the rest is by quantiles (Isaac-GR00T).
+        where, known = f"relative_action.{key}", _known(found, "relative_action", key)
+        made.append(_group(where, known, _scale(part, key), ("min", "max"), _relative(key, one), starts[origin]))
+    return made
+
+
+def gripper(found: Embodiment, actions: Sequence[Group]) -> int | None:
+    """Column of a gripper to turn round: LIBERO's, unless the checkpoint says otherwise."""
+    asked = found.settings.get("action_decode_transform", "libero" if found.name == _LIBERO else None)
+    if asked is None and not found.settings.get("libero_gripper_action"):
+        return None
+    keys = [one.key for one in actions]
+    if "gripper" not in keys:
+        return sum(one.width for one in actions) - 1
+    return sum(one.width for one in actions[: keys.index("gripper")])
+
+
+def _group(
+    where: str, statistics: Mapping[str, Any] | None, scale: Scale, bounds: tuple[str, str], relative: Relative = "",
+    reference: int = 0,
+) -> Group:  # fmt: skip
+    """One key from its statistics; bounds: which two of them make a range. Raises CheckpointError."""
+    wanted = ("mean", "std") if scale == "deviation" else bounds
+    absent = [name for name in wanted if name not in (statistics or {})]
+    if statistics is None or absent:
+        raise CheckpointError(f"statistics of '{where}': {', '.join(absent)} are missing; compute them again")
+    first, second = (np.asarray(statistics[name], np.float32) for name in wanted)
+    if first.ndim not in (1, 2) or first.shape != second.shape or not first.size:
+        raise CheckpointError(
+            f"statistics of '{where}': {wanted[0]} has shape {first.shape}, {wanted[1]} {second.shape}"
+        )
+    if relative == "pose" and first.shape[-1] != POSE:
+        raise CheckpointError(f"'{where}' is a relative pose of {first.shape[-1]} numbers; xyz+rot6d has {POSE}")
+    return Group(where.rpartition(".")[2], first.shape[-1], scale, first, second, relative, reference)
+
+
+def _compose(origin: np.ndarray, poses: np.ndarray) -> np.ndarray:
+    """Poses [T, 9] in the frame of `origin` [9] -> in the world's, float32 (Isaac-GR00T state_action/pose.py)."""
+    base, turned = _rotation(origin), _rotation(poses)
+    moved = poses[:, :3].astype(np.float64) @ base.T + origin[:3]
+    rows = (base @ turned)[:, :2].reshape(len(poses), 6)
+    return np.concatenate([moved, rows], axis=1).astype(np.float32)
+
+
+def _rotation(pose: np.ndarray) -> np.ndarray:
+    """[..., 9] -> [..., 3, 3]: the two rows made orthonormal, and the third."""
+    rows = pose[..., 3:].astype(np.float64)
+    first = rows[..., :3] / np.linalg.norm(rows[..., :3], axis=-1, keepdims=True)
+    second = rows[..., 3:] - (first * rows[..., 3:]).sum(-1, keepdims=True) * first
+    second = second / np.linalg.norm(second, axis=-1, keepdims=True)
+    return np.stack([first, second, np.cross(first, second)], axis=-2)
+
+
+def _relative(key: str, settings: Mapping[str, Any]) -> Relative:
+    kind, form = _word(settings.get("type")), _word(settings.get("format"))
+    if kind == "non_eef":
+        return "offset"
+    if kind == "eef" and form in ("xyz_rot6d", "xyz+rot6d"):
+        return "pose"
+    raise CheckpointError(
+        f"action '{key}' is relative with type {kind} and format {form}; only poses xyz+rot6d are known"
+    )
+
+
+def _known(found: Embodiment, modality: str, key: str) -> Mapping[str, Any] | None:
+    return (found.statistics.get(modality) or {}).get(key)
+
+
+def _bounds(found: Embodiment) -> tuple[str, str]:
+    return ("q01", "q99") if found.settings.get("use_percentiles") else ("min", "max")
+
+
+def _scale(part: Mapping[str, Any], key: str) -> Scale:
+    return "deviation" if key in (part.get("mean_std_embedding_keys") or ()) else "range"
+
+
+def _word(value: object) -> str:
+    return str(value).rpartition(".")[2].lower()

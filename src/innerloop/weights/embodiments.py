@@ -1,0 +1,146 @@
+"""What a GR00T checkpoint says of its robots: modality keys, statistics by key, settings, row of the per-embodiment weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from innerloop.contract.errors import CheckpointError
+from innerloop.weights.processors import ProcessorStep, Statistics
+from innerloop.weights.source import read_json
+
+STEP = "groot"  # the step under which the files of an Isaac-GR00T directory are kept in Checkpoint.preprocessor
+_PACK, _ENCODE, _DECODE = (f"groot_n1_7_{name}_v1" for name in ("pack_inputs", "vlm_encode", "action_decode"))
+_UNPACK = "groot_action_unpack_unnormalize_v2"
+_CAMERA = "observation.images."
+_MODALITIES = ("state", "action", "relative_action")
+
+
+@dataclass(frozen=True)
+class Embodiment:
+    """One robot. index: row of the per-embodiment weights; modality: video, state, action -> keys and their settings.
+
+    statistics: state, action or relative_action -> key -> statistic -> values. settings: Isaac-GR00T's processor_kwargs.
+    """
+
+    name: str
+    index: int
+    modality: Mapping[str, Any]
+    statistics: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    settings: Mapping[str, Any]
+    cameras: tuple[str, ...] = ()  # in the order of a policy that names none in `modality`
+
+
+class Opened(Protocol):
+    """A checkpoint, as far as it says something of its robots."""
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+    @property
+    def statistics(self) -> Statistics: ...
+    @property
+    def preprocessor(self) -> Sequence[ProcessorStep] | None: ...
+    @property
+    def postprocessor(self) -> Sequence[ProcessorStep] | None: ...
+
+
+def read_embodiment(directory: Path, choice: str | None) -> tuple[Statistics, tuple[ProcessorStep, ...], str | None]:
+    """One robot of an Isaac-GR00T directory: statistics by `modality.key`, everything else as a step, its name."""
+    statistics = _object(directory / "statistics.json")
+    kwargs = _object(directory / "processor_config.json").get("processor_kwargs")
+    if not isinstance(kwargs, dict) or not isinstance(kwargs.get("modality_configs"), dict):
+        raise CheckpointError(f"{directory / 'processor_config.json'} has no modality_configs: export it again")
+    modalities = kwargs["modality_configs"]
+    names = sorted(set(statistics) & set(modalities))
+    name = _chosen(directory, names, choice)
+    indices = _object(directory / "embodiment_id.json")
+    if not isinstance(indices.get(name), int):
+        raise CheckpointError(
+            f"{directory / 'embodiment_id.json'} gives '{name}' no number (it names {', '.join(sorted(indices))}): "
+            "with another robot's weights actions would look plausible and be wrong. Add it"
+        )
+    settings = {key: value for key, value in kwargs.items() if key != "modality_configs"}
+    kept = {"name": name, "index": indices[name], "modality": modalities[name], "settings": settings}
+    flat = {
+        f"{modality}.{key}": _arrays(f"{name} {modality}.{key}", values)
+        for modality in _MODALITIES
+        for key, values in (statistics[name].get(modality) or {}).items()
+    }
+    return flat, (ProcessorStep(STEP, kept),), name
+
+
+def embodiment(checkpoint: Opened) -> Embodiment:
+    """The robot of an opened checkpoint, Isaac-GR00T's or LeRobot's. Raises CheckpointError."""
+    steps = {step.name: step for step in (*(checkpoint.preprocessor or ()), *(checkpoint.postprocessor or ()))}
+    if STEP in steps:
+        nested: dict[str, dict[str, Any]] = {}
+        for name, values in checkpoint.statistics.items():
+            modality, _, key = name.partition(".")
+            nested.setdefault(modality, {})[key] = values
+        return Embodiment(statistics=nested, **steps[STEP].config)
+    if _PACK not in steps or _ENCODE not in steps:
+        raise CheckpointError("policy_preprocessor.json has no GR00T N1.7 steps: save the policy with LeRobot 0.6")
+    features = checkpoint.config.get("input_features") or {}
+    cameras = sorted(name.removeprefix(_CAMERA) for name in features if name.startswith(_CAMERA))
+    return replace(_saved(steps), cameras=tuple(cameras))  # LeRobot feeds them in alphabetical order
+
+
+def _saved(steps: Mapping[str, ProcessorStep]) -> Embodiment:
+    """LeRobot keeps the same facts in the settings of its own steps."""
+    pack, name = steps[_PACK].config, str(steps[_PACK].config.get("embodiment_tag"))
+    index = (pack.get("embodiment_mapping") or {}).get(name)
+    if not isinstance(index, int):
+        raise CheckpointError(f"policy_preprocessor.json: embodiment_mapping gives '{name}' no number; correct it")
+    decode = steps[_DECODE] if _DECODE in steps else steps.get(_UNPACK, ProcessorStep(_UNPACK))
+    settings = {**steps[_ENCODE].config, **decode.config, **pack}
+    if pack.get("raw_stats") and pack.get("modality_config"):
+        return Embodiment(name, index, pack["modality_config"], pack["raw_stats"], settings)
+    flat: dict[str, dict[str, Any]] = {}
+    for entry, values in steps[_PACK].state.items():
+        feature, _, statistic = entry.rpartition(".")
+        flat.setdefault(feature.rpartition(".")[2], {})[statistic] = values
+    keys: dict[str, dict[str, Any]] = {kind: {"modality_keys": [kind]} for kind in ("state", "action") if kind in flat}
+    if len(keys) < 2:
+        raise CheckpointError(
+            f"the processors hold statistics of {sorted(flat) or 'nothing'}; state and action are needed"
+        )
+    horizon = {"delta_indices": list(range(int(pack["valid_action_horizon"])))}
+    video = {
+        "modality_keys": pack.get("video_modality_keys"),
+        "delta_indices": [0] * int(pack.get("video_horizon") or 1),
+    }
+    modality = {"state": keys["state"], "action": {**keys["action"], **horizon}, "video": video}
+    statistics = {kind: {kind: flat[kind]} for kind in keys}
+    return Embodiment(name, index, modality, statistics, {**settings, "use_percentiles": False})
+
+
+def _chosen(directory: Path, names: list[str], choice: str | None) -> str:
+    listing = ", ".join(names)
+    if not names:
+        raise CheckpointError(
+            f"{directory}: no robot is named in both statistics.json and processor_config.json; export them again"
+        )
+    if choice is None and len(names) > 1:
+        raise CheckpointError(f"{directory} serves {len(names)} robots ({listing}): choose one with assets=NAME")
+    if choice is not None and choice not in names:
+        raise CheckpointError(f"{directory} has no robot '{choice}'; assets= takes one of {listing}")
+    return choice or names[0]
+
+
+def _arrays(where: str, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    found = {}
+    for name, value in values.items():
+        array = np.asarray(value, np.float64)
+        if not np.isfinite(array).all():
+            raise CheckpointError(f"statistics.json {where}: {name} is not finite; compute it again")
+        found[name] = array
+    return found
+
+
+def _object(path: Path) -> dict[str, Any]:
+    content = read_json(path) if path.is_file() else None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is missing or not a JSON object: copy it from the published checkpoint")
+    return content
