@@ -39,7 +39,9 @@ def build(run: starvla.Run, place: Path) -> Any:
     config = OmegaConf.create(starvla.configuration(run))
     config.framework.qwenvl.base_vlm = str(vlm)
     apply_config_compat(config)
-    framework = build_framework(config).float().eval()
+    # no FAST tokenizer: what is kept of QwenFast is the answer's ids
+    with mock.patch("starVLA.model.modules.action_model.fast_ActionHeader.AutoProcessor"):
+        framework = build_framework(config).float().eval()
     weights = {name: torch.from_numpy(value) for name, value in starvla.tensors(run).items()}
     framework.load_state_dict(weights, strict=True)
     return framework
@@ -99,8 +101,10 @@ def level(turn: qwen.Turn, place: Path) -> dict[str, np.ndarray]:
 
 
 def predict(framework: Any, run: starvla.Run, case: starvla.Case) -> np.ndarray:
-    """Normalised actions [chunk, dims] of one case."""
+    """Normalised actions [chunk, dims] of one case; for QwenFast, the first ids of its answer."""
     seen = starvla.observation(run, case)
+    if run.framework == "QwenFast":
+        return answer(framework, seen)
     example = {"image": list(seen["images"].values()), "lang": seen["prompt"]}
     if run.data.get("include_state"):
         example["state"] = seen["normalized_state"][None]
@@ -110,12 +114,24 @@ def predict(framework: Any, run: starvla.Run, case: starvla.Case) -> np.ndarray:
     return np.asarray(found[0], np.float32)
 
 
+def answer(framework: Any, seen: dict[str, Any]) -> np.ndarray:
+    """Ids of a greedy answer, [ANSWER]."""
+    from deployment.model_server.tools.image_tools import to_pil_preserve  # type: ignore[import-not-found]
+
+    interface = framework.qwen_vl_interface
+    images = [to_pil_preserve(list(seen["images"].values()))]
+    inputs = interface.build_qwenvl_inputs(images=images, instructions=[seen["prompt"]])
+    with torch.no_grad():
+        ids = interface.model.generate(
+            **inputs, max_new_tokens=ANSWER, do_sample=False, eos_token_id=[], pad_token_id=0
+        )
+    return np.asarray(ids[0, inputs["input_ids"].shape[1] :], np.int32)
+
+
 def main() -> None:
     """Every case of every run."""
     goldens = {}
     for name, run in starvla.RUNS.items():
-        if name not in starvla.CASES:
-            continue
         with tempfile.TemporaryDirectory() as place:
             framework = build(run, Path(place))
             for index, case in enumerate(starvla.CASES[name]):

@@ -14,6 +14,7 @@ from recipes.tiny.qwen import Shapes, affine
 VLM = "Qwen3-VL-tiny"
 TEMPLATE = "Your task is {instruction}. Identify the key objects in it."
 DIMS, STATE = 7, 5
+FAST = {"scale": 10, "vocab_size": qwen.ROBOT_ACTIONS, "min_token": -64}
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,11 @@ def write(directory: Path, run: Run) -> Path:
     (vlm / "preprocessor_config.json").write_text(json.dumps(qwen.IMAGES))
     (directory / "config.yaml").write_text(json.dumps(configuration(run), indent=1))  # JSON is YAML
     (directory / "dataset_statistics.json").write_text(json.dumps(statistics(run.seed)))
+    if run.framework == "QwenFast":
+        qwen_fast = directory / "fast"
+        qwen_fast.mkdir(exist_ok=True)
+        (qwen_fast / "tokenizer.json").write_text(fast_json())
+        (qwen_fast / "processor_config.json").write_text(json.dumps(FAST))
     (directory / "checkpoints").mkdir(exist_ok=True)
     drawn = tensors(run)
     save_file(drawn, directory / "checkpoints" / "steps_10_model.safetensors")
@@ -137,6 +143,19 @@ def tensors(run: Run) -> dict[str, Any]:
     drawn = qwen.tensors(shapes(run), run.seed)
     embedding = "qwen_vl_interface.model.model.language_model.embed_tokens.weight"
     return drawn | {"qwen_vl_interface.model.lm_head.weight": drawn[embedding].copy()}
+
+
+def fast_json() -> str:
+    """A FAST tokenizer over coefficients -31..32: a character each, and two merges."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = [chr(33 + i) for i in range(qwen.ROBOT_ACTIONS - 2)]
+    tokens = [*alphabet, "AA", "AAA"]
+    merges = [("A", "A"), ("AA", "A")]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return str(tokenizer.to_str())
 
 
 def _dit(width: int, context: int, depth: int, interleaved: bool, out: int) -> Shapes:
@@ -197,6 +216,7 @@ CASES: dict[str, tuple[Case, ...]] = {
     "pi": _ONE,
     "gr00t": _TWO[:2],
     "oft": _TWO,
+    "fast": _ONE,
 }
 
 

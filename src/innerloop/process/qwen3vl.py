@@ -30,7 +30,7 @@ class ImageRules:
     @classmethod
     def read(cls, path: Path) -> "ImageRules":
         """From a preprocessor_config.json. Raises CheckpointError for a normalisation that is not Qwen3-VL's."""
-        content = _json(path)
+        content = read_json(path)
         if any(content.get(name, [0.5] * 3) != [0.5] * 3 for name in ("image_mean", "image_std")):
             raise CheckpointError(f"{path}: image_mean and image_std must be 0.5, as every Qwen3-VL has them")
         size = content.get("size") or {}
@@ -122,7 +122,7 @@ class ChatTokenizer:
         """Raises CheckpointError where the file is not a Qwen3-VL tokenizer."""
         from tokenizers import Tokenizer
 
-        _json(path)  # the library raises a bare Exception for a bad file
+        read_json(path)  # the library raises a bare Exception for a bad file
         backend = Tokenizer.from_file(str(path))
         backend.no_padding()
         backend.no_truncation()
@@ -239,7 +239,8 @@ def _padded(values: np.ndarray, size: int, filler: int) -> np.ndarray:
     return out
 
 
-def _json(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Any]:
+    """A JSON object. Raises CheckpointError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -41,4 +41,5 @@ STARVLA = (
     _family("starvla-gr00t", "QwenGR00T", "starVLA QwenGR00T: the last layer of Qwen3-VL into a DiT-B", "DiT-B"),
     _family("starvla-gr00t-large", "QwenGR00T", "starVLA QwenGR00T with a DiT-L", "DiT-L"),
     _family("starvla-oft", "QwenOFT", "starVLA QwenOFT: placeholder tokens of Qwen3-VL regressed to actions"),
+    _family("starvla-fast", "QwenFast", "starVLA QwenFast: actions as FAST tokens of Qwen3-VL's answer"),
 )

@@ -10,6 +10,7 @@ import torch
 from innerloop.blocks import qwen3_vl
 from innerloop.blocks.qwen3_vl import LANGUAGE_READS
 from innerloop.contract import Buffer, Plan, Role, Stage
+from innerloop.policies.starvla import answer
 from innerloop.policies.starvla.config import LAYERWISE, StarVlaConfig
 from innerloop.policies.starvla.model import StarVla
 
@@ -28,25 +29,34 @@ def build(model: StarVla, batch: int, dtype: torch.dtype, fingerprint: str) -> d
         qwen3_vl.vision_stage(model.backbone.vision, slots),
     ]
     listed = [*qwen3_vl.buffers(sizes, slots, batch, dtype), *_buffers(config, batch, dtype)]
-    flow = config.dit is not None
-    before = [_tables_stage(model)] if flow else []
-    after = [
-        *([_state_stage(model)] if config.state_dim else []),
-        _action_stage(model) if flow else _regression_stage(model),
-    ]
     ticks = {**qwen3_vl.TICKS, "noise": "step"}
     ticks |= {"state": "observation"} if config.state_dim else {}
-    ticks |= {} if flow else {"query_rows": "prompt"}
+    ticks |= {"query_rows": "prompt"} if config.framework == "QwenOFT" else {}
+    before, after = _around(model)
     return {
         capacity: Plan(
             f"starvla-{config.framework.lower()}-{capacity}",
             {b.name: b for b in listed},
-            (*before, *shared, _context_stage(model, capacity), *after),
+            (*before, *shared, _context(model, capacity), *after),
             ticks,
             fingerprint,
         )
         for capacity in capacities(config)
     }
+
+
+def _around(model: StarVla) -> tuple[list[Stage], list[Stage]]:
+    """The stages before and after those of the backbone."""
+    config = model.config
+    if config.dit is not None:
+        state = [_state_stage(model)] if config.state_dim else []
+        return [_tables_stage(model)], [*state, _action_stage(model)]
+    return [], [_regression_stage(model) if config.framework == "QwenOFT" else answer.action_stage(model)]
+
+
+def _context(model: StarVla, capacity: int) -> Stage:
+    text = model.config.framework == "QwenFast"
+    return answer.context_stage(model, capacity) if text else _context_stage(model, capacity)
 
 
 def capacities(config: StarVlaConfig) -> tuple[int, ...]:
@@ -58,7 +68,10 @@ def capacities(config: StarVlaConfig) -> tuple[int, ...]:
 def _buffers(config: StarVlaConfig, batch: int, dtype: torch.dtype) -> list[Buffer]:
     c, f32, width = config, torch.float32, config.vlm.language.width
     action = (batch, c.chunk, c.max_action_dim)
-    ends = [Buffer("noise", action, f32, Role.INPUT), Buffer("actions", action, f32, Role.OUTPUT)]
+    noise = Buffer("noise", action, f32, Role.INPUT)  # the heads without a solver have it too, unread
+    if c.framework == "QwenFast":
+        return [noise, *answer.buffers(c, batch, dtype)]
+    ends = [noise, Buffer("actions", action, f32, Role.OUTPUT)]
     if c.dit is None:
         rows = Buffer("query_rows", (batch, c.chunk), torch.int32, Role.INPUT)
         return [*ends, rows, Buffer("queries", (batch, c.chunk, width), dtype, Role.STATE)]

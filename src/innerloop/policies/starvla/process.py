@@ -13,6 +13,7 @@ from innerloop.contract import CheckpointError, ObservationError, Previous
 from innerloop.policies.starvla.config import StarVlaConfig, vlm_directory
 from innerloop.process.build import ACTION, Edge
 from innerloop.process.cameras import Cameras
+from innerloop.process.fast import FastTokenizer
 from innerloop.process.image import ImageSpec, to_frame
 from innerloop.process.pipeline import Context, Draft, LimitStep, Pipeline, Processor, Widths, WidthStep
 from innerloop.process.qwen3vl import ChatTokenizer, Encoder, Special
@@ -20,6 +21,7 @@ from innerloop.process.recipe import STATE
 from innerloop.process.state import discretize
 from innerloop.weights import Checkpoint
 
+FIRST_ACTION, END = "<robot_action_0>", "<|im_end|>"
 PLACEHOLDER = "\U0001f50d"  # starVLA QwenOFT.py action_token
 STATE_LIMIT = 2.2  # starVLA transform/state_action.py clamps what q99 normalises
 THRESHOLD = 0.5
@@ -151,6 +153,9 @@ class TurnStep:
         return np.asarray(Image.fromarray(frame).resize(size, Image.Resampling.BICUBIC))
 
 
+Parts = tuple[Pipeline, Cameras, Widths, type, dict[str, Any]]  # what a Processor is made of
+
+
 class StarVlaProcessor(Processor):
     """Both directions of one run's processing."""
 
@@ -159,6 +164,21 @@ class StarVlaProcessor(Processor):
         if previous is not None:
             raise ObservationError("a starVLA policy cannot continue a previous chunk: call it without previous=")
         return {}
+
+
+class AnswerProcessor(StarVlaProcessor):
+    """QwenFast's: the model's output is the ids of its answer, [answer] int32, and actions are read from them."""
+
+    def __init__(self, parts: Parts, fast: FastTokenizer, first: int, ends: frozenset[int]) -> None:
+        super().__init__(*parts)
+        self._fast, self._first, self._ends = fast, first, ends
+
+    def finish(self, normalized: np.ndarray, context: Context) -> np.ndarray:
+        """ids -> float32 [chunk, action_dim] in robot units. Raises AnswerError; starVLA would send zeros instead."""
+        ids = normalized.tolist()
+        end = next((i for i, token in enumerate(ids) if token in self._ends), len(ids))
+        fast = [token - self._first for token in ids[:end] if 0 <= token - self._first < self._fast.size]
+        return super().finish(self._fast.actions(fast, self.widths.chunk, self.widths.max_action), context)
 
 
 def processor(config: StarVlaConfig, checkpoint: Checkpoint, edge: Edge) -> Processor:
@@ -180,7 +200,15 @@ def processor(config: StarVlaConfig, checkpoint: Checkpoint, edge: Edge) -> Proc
         )
     tokenizer = ChatTokenizer.open(file / "tokenizer.json" if file.is_dir() else file)
     width = edge.state_dim or state.width or len(next(iter(stats.get(STATE, {}).values()), [])) or config.state_dim
-    return _assemble(config, edge, (state, action), tokenizer, width)
+    parts = _parts(config, edge, (state, action), tokenizer, width)
+    if config.framework != "QwenFast":
+        return StarVlaProcessor(*parts)
+    first = tokenizer.ids(FIRST_ACTION)
+    if len(first) != 1:
+        raise CheckpointError(
+            f"{file} has no token {FIRST_ACTION}: use the tokenizer.json that the run was trained with"
+        )
+    return AnswerProcessor(parts, FastTokenizer.open(checkpoint.path / "fast"), first[0], frozenset(tokenizer.ids(END)))
 
 
 def synthetic(config: StarVlaConfig) -> Processor:
@@ -194,12 +222,18 @@ def synthetic(config: StarVlaConfig) -> Processor:
 
     none = Scale.of("none", {}, "", gripper_raw=False)
     tokenizer = ChatTokenizer(encode, lambda ids: " ".join(map(str, ids)), special)
-    return _assemble(config, Edge(), (none, none), tokenizer, config.state_dim or config.max_action_dim)
+    parts = _parts(config, Edge(), (none, none), tokenizer, config.state_dim or config.max_action_dim)
+    if config.framework != "QwenFast":
+        return StarVlaProcessor(*parts)
+    # random weights answer nothing that means a chunk: any answer is read as the chunk of its first ids
+    size = config.chunk * config.max_action_dim
+    fast = FastTokenizer(lambda ids: "".join(chr(32 + i % 64) for i in (ids * size)[:size]), vocabulary, 10.0, -64)
+    return AnswerProcessor(parts, fast, 0, frozenset())
 
 
-def _assemble(
+def _parts(
     config: StarVlaConfig, edge: Edge, scales: tuple[Scale, Scale], tokenizer: ChatTokenizer, state_width: int
-) -> Processor:
+) -> Parts:
     cameras, action = Cameras(config.cameras, edge.rename), edge.action_dim or config.max_action_dim
     if config.state_dim and state_width != config.state_dim:
         raise CheckpointError(f"the head takes a state of {config.state_dim} values, the statistics have {state_width}")
@@ -215,7 +249,7 @@ def _assemble(
     pipeline = pipeline.push(ScaleStep(*scales))
     if config.state_dim:
         pipeline = pipeline.push(WidthStep(config.state_dim, config.max_action_dim, state_input=True))
-    return StarVlaProcessor(pipeline.push(turn), cameras, widths, np.float32, _facts(config, scales, widths))
+    return pipeline.push(turn), cameras, widths, np.float32, _facts(config, scales, widths)
 
 
 def _facts(config: StarVlaConfig, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
