@@ -43,6 +43,7 @@ from innerloop.weights import (
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Progress = Callable[[str, int, int], None]  # what, done, total
+Announce = Callable[[str], None]  # one line, or the memory plan, before something that takes time or memory
 
 
 class Identity(NamedTuple):
@@ -137,12 +138,15 @@ class LoadedPolicy:
         """One decision from {"images": {camera: uint8 HWC}, "state": float [n], "prompt": str}.
 
         noise float32 [horizon, max_action_dim] pins the solver's start; seed draws the same on every machine;
-        neither draws fresh noise. previous: real-time chunking, the new chunk continues it. Raises ObservationError and NonFiniteError.
+        neither draws fresh noise. previous: what the new chunk continues (real-time chunking).
+        Raises ObservationError and NonFiniteError.
         """
         if self.placement.batch > 1:
-            return self.infer_batch([observation], noises=[noise], seeds=[seed], sessions=[session])[0]
+            return self.infer_batch(
+                [observation], noises=[noise], seeds=[seed], sessions=[session], previous=[previous]
+            )[0]
         started = time.perf_counter()
-        row = self._row(observation, noise, seed)
+        row = self._row(observation, noise, seed, previous)
         processed = time.perf_counter()
         decision = self.runtime.decide(session, row.inputs, row.capacity)
         decided = time.perf_counter()
@@ -158,6 +162,7 @@ class LoadedPolicy:
         noises: Sequence[np.ndarray | None],
         seeds: Sequence[int | None],
         sessions: Sequence[str],
+        previous: Sequence[Previous | None] = (),
     ) -> list[Chunk]:
         """One decision for up to `batch` robots at once; row i depends on input i alone.
 
@@ -167,10 +172,11 @@ class LoadedPolicy:
         if not 0 < len(observations) <= size:
             raise ObservationError(f"{len(observations)} observations for a policy loaded with batch={size}")
         if size == 1:
-            given = zip(observations, noises, seeds, sessions, strict=True)
-            return [self.infer(o, noise=n, seed=s, session=name) for o, n, s, name in given]
+            only = previous[0] if previous else None
+            return [self.infer(observations[0], noise=noises[0], seed=seeds[0], session=sessions[0], previous=only)]
         started = time.perf_counter()
-        rows = [self._row(o, n, s) for o, n, s in zip(observations, noises, seeds, strict=True)]
+        given = zip(observations, noises, seeds, previous or [None] * len(observations), strict=True)
+        rows = [self._row(*each) for each in given]
         processed = time.perf_counter()
         capacity = max(row.capacity for row in rows)
         filled = [*rows, *[rows[-1]] * (size - len(rows))]
@@ -205,9 +211,13 @@ class LoadedPolicy:
         """Stop the device thread and free graphs and buffers."""
         self.runtime.close()
 
-    def _row(self, observation: Mapping[str, Any], noise: np.ndarray | None, seed: int | None) -> "_Row":
+    def _row(
+        self, observation: Mapping[str, Any], noise: np.ndarray | None, seed: int | None, previous: Previous | None
+    ) -> "_Row":
         prepared = self.processor.prepare(observation)
         inputs = {**prepared.inputs, "noise": self.processor.noise(noise, seed)}
+        if previous is not None:
+            inputs |= self.processor.guidance(previous, prepared.context)
         return _Row(inputs, prepared.context, self.capacity(prepared.context.prompt_tokens), seed)
 
     def _receipt(self, row: "_Row", stages: tuple[str, ...], capacity: int) -> Receipt:
@@ -255,6 +265,7 @@ def load(
     batch: int = 1,
     kernels: Kernels = "fused",
     progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> LoadedPolicy:
     """A checkpoint directory (LeRobot, openpi PyTorch or Orbax) -> a policy that is ready.
 
@@ -276,7 +287,7 @@ def load(
         None if adapter_config is None else digest_json(adapter_config),
     )
     opened = time.perf_counter()
-    policy = assemble(family, config, placement, processor, checkpoint.tensors, identity, memory_cap, progress)
+    policy = assemble(family, config, placement, processor, checkpoint.tensors, identity, memory_cap, progress, announce)
     policy.seconds = {"open": opened - started, **policy.seconds}
     policy.notes, policy.statistics = checkpoint.notes, checkpoint.assets or ""
     return policy
@@ -344,6 +355,7 @@ def assemble(
     identity: Identity,
     memory_cap: int | None = None,
     progress: Progress | None = None,
+    announce: Announce | None = None,
 ) -> LoadedPolicy:
     """Memory plan, allocation, weights, plans, captured runtime; in this order."""
     clock = [time.perf_counter()]
@@ -352,6 +364,8 @@ def assemble(
     dtypes = _dtypes(model, family, placement.dtype)
     sketch = family.plans(model, placement.batch, placement.dtype, "")
     memory = _memory_plan(model, dtypes, next(iter(sketch.values())))
+    say = announce or (lambda _: None)
+    say(f"memory plan on {placement.device}\n{memory}")
     memory.check(memory_cap, free_memory(placement.device))
     parameters = _allocate(model, dtypes, placement.device)
     clock.append(time.perf_counter())
@@ -369,6 +383,10 @@ def assemble(
     )
     plans = family.plans(model, placement.batch, placement.dtype, mark)
     tuned = _take_tuning(placement.device)
+    if account is not None:
+        say(str(account))
+    if placement.device.type == "cuda":
+        say(f"compiling, capturing and checking {len(plans)} prompt capacities: {', '.join(map(str, plans))} tokens")
     samples = {capacity: family.sample(config, placement.batch, capacity) for capacity in plans}
     with use_kernels(placement.kernels):  # the machine keeps the choice
         runtime = Machine(plans, placement.device, samples=samples)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from agreement import agree
 
-from innerloop.kernels import linear
+from innerloop.kernels import euler, linear
 from innerloop.kernels.timestep import triton as timestep_kernel
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -47,3 +47,14 @@ def test_linear_activates_the_rounded_product() -> None:
     gelu = torch.nn.functional.gelu(plain, approximate="tanh")
     assert torch.allclose(linear.linear(x, weight, bias, "gelu_tanh"), gelu, atol=1e-5)
     assert torch.allclose(linear.linear(x, weight), x @ weight.T, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "actions"), [(1, 7), (5, 32), (50, 14)])
+def test_guide(rows: int, actions: int) -> None:
+    x, moved, previous = torch.randn(3, 2, rows, actions)
+    agree("euler", "guide", x, moved, previous, torch.rand(2, rows), 4.25, 0.8, -0.1)
+
+
+def test_guide_of_weight_zero_is_the_plain_step() -> None:
+    x, moved, previous = torch.randn(3, 1, 5, 7)
+    assert torch.equal(euler.guide(x, moved, previous, torch.zeros(1, 5), 10.0, 1.0, -0.1), moved)
