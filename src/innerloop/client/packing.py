@@ -5,6 +5,7 @@ Layout: packages/openpi-client/src/openpi_client/msgpack_numpy.py of Physical-In
 """
 
 import math
+import threading
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -18,9 +19,16 @@ class MessageError(ValueError):
     """A message is not what the protocol allows; the text says what and why."""
 
 
+class _Local(threading.local):
+    """A packer a thread, kept: its buffer's pages are touched once, not once a message."""
+
+    def __init__(self) -> None:
+        self.packer = msgpack.Packer(default=_pack_array)
+
+
 def pack(value: Any) -> bytes:
     """Plain data and numpy arrays (bool, int, float of any width) to bytes."""
-    return bytes(msgpack.packb(value, default=_pack_array))
+    return bytes(_local.packer.pack(value))
 
 
 def unpack(data: bytes) -> Any:
@@ -96,3 +104,6 @@ def _unpack_array(value: dict[Any, Any]) -> Any:
         except OverflowError as error:
             raise MessageError(f"a numpy scalar does not fit its dtype: {error}") from error
     return value
+
+
+_local = _Local()
