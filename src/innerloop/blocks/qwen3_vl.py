@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -190,6 +191,22 @@ def outputs(
     keys, values = cache or (x.new_empty(shape), x.new_empty(shape))
     reading = Reading(cos, sin, b["key_valid"][:, :rows].contiguous(), keys, values)
     yield from language.outputs(x, reading, deepstack)
+
+
+def sample(sizes: Qwen3VLSizes, slots: Slots, batch: int, length: int) -> dict[str, Any]:
+    """Made-up inputs that fill every slot and `length` tokens."""
+    rng, merge = np.random.default_rng(0), sizes.vision.merge
+    visual, rows = slots.image_tokens(merge), np.full((batch, slots.tokens), -1, np.int32)
+    rows[:, 4 : 4 + visual] = np.arange(visual)
+    size = (batch, slots.images, slots.patches * sizes.vision.patch_bytes)
+    return {
+        "pixels": rng.integers(0, 256, size, np.uint8),
+        "grids": np.full((batch, slots.images, 2), (merge, slots.patches // merge), np.int32),
+        "tokens": rng.integers(0, sizes.language.vocab_size, (batch, slots.tokens), dtype=np.int32),
+        "positions": np.broadcast_to(np.arange(slots.tokens, dtype=np.int32), (batch, 3, slots.tokens)).copy(),
+        "visual_rows": rows,
+        "prompt_length": np.full((batch, 1), length, np.int32),
+    }
 
 
 def _whole(config: Mapping[str, Any], name: str) -> int:

@@ -1,7 +1,9 @@
 """GR00T's camera frames and instruction as one turn of a chat with Qwen3-VL."""
 
+import functools
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,14 +66,17 @@ class ChatStep:
     def forward(self, draft: Draft) -> None:
         """Writes the inputs of blocks.qwen3_vl. A camera that is absent has no picture in the turn."""
         matched = self.cameras.match(draft.images)
-        views = [
-            self._views(name, image)
+        given = [
+            self._steps(name, image)
             for name, image in zip(self.cameras.names, matched, strict=True)
             if image is not None
         ]
+        # One frame may stand for several time steps.
+        unique = {id(frame): frame for view in given for frame in view}
+        framed = dict(zip(unique, _pool().map(self.framing.apply, unique.values()), strict=True))
         text = draft.prompt or DEFAULT_TASK
         text = _PUNCTUATION.sub("", text.lower()) if self.formal else text
-        encoded = self.encoder.encode([view[step] for step in range(self.frames) for view in views], text)
+        encoded = self.encoder.encode([framed[id(view[step])] for step in range(self.frames) for view in given], text)
         draft.inputs |= encoded.inputs
         draft.tokens, draft.text = encoded.tokens, text
 
@@ -83,12 +88,18 @@ class ChatStep:
         """Nothing: no chunk is continued."""
         return actions
 
-    def _views(self, name: str, image: object) -> list[np.ndarray]:
-        """One picture a time step; a single frame stands for all of them."""
-        given = list(image) if isinstance(image, np.ndarray) and image.ndim == 4 else [image] * self.frames
-        if len(given) != self.frames:
+    def _steps(self, name: str, image: object) -> list[np.ndarray]:
+        """Checked frames, one a time step; a single one stands for all of them."""
+        if not isinstance(image, np.ndarray) or image.ndim != 4:
+            return [to_frame(name, image, self.spec)] * self.frames
+        if len(image) != self.frames:
             raise ObservationError(
-                f"camera '{name}': {len(given)} time steps were given; the checkpoint takes {self.frames}"
+                f"camera '{name}': {len(image)} time steps were given; the checkpoint takes {self.frames}"
             )
-        seen: dict[int, np.ndarray] = {}  # one frame may stand for several steps
-        return [seen.setdefault(id(one), self.framing.apply(to_frame(name, one, self.spec))) for one in given]
+        return [to_frame(name, one, self.spec) for one in image]
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    """Resizing is what this room spends its time on, and releases the interpreter."""
+    return ThreadPoolExecutor(4, thread_name_prefix="frames")

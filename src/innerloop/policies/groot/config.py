@@ -74,6 +74,16 @@ class GrootConfig:
         return Slots(images, self.patches, images * per_image + CHAT_TOKENS + self.text_capacity)
 
     @property
+    def vision(self) -> Qwen3VisionSizes:
+        """The vision tower."""
+        return self.backbone.vision
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding."""
+        return self.backbone.language.vocab_size
+
+    @property
     def prompt_capacity(self) -> int:
         """Tokens of the longest sequence, images included."""
         return self.slots.tokens

@@ -3,9 +3,9 @@
 from innerloop.policies.groot import config
 from innerloop.policies.groot.model import FLOAT32, Groot
 from innerloop.policies.groot.plan import build, sample
-from innerloop.policies.groot.process import processor, synthetic
 from innerloop.policies.groot.weights import HEAD, name_table
 from innerloop.policies.interface import Family
+from innerloop.process.embodied import embodied_processor, synthetic_embodied
 from innerloop.weights import Checkpoint
 
 _MARKS = ("backbone.model.model.visual.pos_embed.weight", f"{HEAD}position_embedding.weight")
@@ -21,12 +21,12 @@ GROOT = Family(
     summary="GR00T N1.7: Qwen3-VL features, per-embodiment encoders, a diffusion transformer",
     recognises=_recognises,
     config=config.read,
-    processor=processor,
+    processor=embodied_processor,
     model=Groot,
     float32=FLOAT32,
     name_table=name_table,
     plans=build,
     sample=sample,
     default=config.default,
-    synthetic=synthetic,
+    synthetic=synthetic_embodied,
 )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from innerloop.blocks import dit, embodiment, flow
+from innerloop.blocks import dit, flow
 from innerloop.blocks.dit import DiT
 from innerloop.blocks.embodiment import EmbodimentLinear
 from innerloop.blocks.qwen3_vl import Qwen3VL
@@ -98,38 +98,16 @@ class Groot(nn.Module):
         return euler.project_and_step(hidden, w["decode_out_weight"], w["decode_out_bias"], x, 1.0 / self.config.steps)
 
 
-def table_shapes(config: GrootConfig, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def table_shapes(model: Groot, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shape and dtype of each of `Groot.tables`."""
-    c, wide, full = config, config.dit.width, torch.float32
-    rows = {
-        "state_in": (c.hidden, c.max_state_dim, dtype),
-        "state_out": (wide, c.hidden, dtype),
-        "action_out": (wide, wide, dtype),
-        "decode_in": (c.hidden, c.dit.output, dtype),
-        "decode_out": (c.max_action_dim, c.hidden, full),
-    }
+    c, wide, full = model.config, model.config.dit.width, torch.float32
     found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         "modulation": ((c.steps, c.dit.table_rows, 2, wide), full),
         "action_table": ((wide, c.max_action_dim), full),
         "time_table": ((c.steps, wide), full),
     }
-    for name, (out, inner, kind) in rows.items():
+    for name in SLICED:
+        _, inner, out = getattr(model, name).weight.shape
+        kind = full if name == "decode_out" else dtype
         found |= {f"{name}_weight": ((out, inner), kind), f"{name}_bias": ((out,), kind)}
-    return found
-
-
-def embodiment_names() -> dict[str, tuple[str, ...]]:
-    """Names of the per-embodiment layers."""
-    pairs = {
-        "state_in": "state_encoder.layer1",
-        "state_out": "state_encoder.layer2",
-        "action_in": "action_encoder.W1",
-        "action_mix": "action_encoder.W2",
-        "action_out": "action_encoder.W3",
-        "decode_in": "action_decoder.layer1",
-        "decode_out": "action_decoder.layer2",
-    }
-    found: dict[str, tuple[str, ...]] = {}
-    for ours, theirs in pairs.items():
-        found |= embodiment.names(f"action_head.{theirs}", ours)
     return found

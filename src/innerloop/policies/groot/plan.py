@@ -18,7 +18,7 @@ TEXTS = (32, 64)  # room for text in plans below the largest
 def build(model: Groot, batch: int, dtype: torch.dtype, fingerprint: str) -> dict[int, Plan]:
     """One plan a sequence capacity, over the same buffers."""
     config, slots, b, f32 = model.config, model.config.slots, batch, torch.float32
-    language, shapes = config.backbone.language, table_shapes(config, dtype)
+    language, shapes = config.backbone.language, table_shapes(model, dtype)
     mask = ((b, slots.tokens), torch.int32)
     listed = [
         *qwen3_vl.buffers(config.backbone, slots, batch, dtype),
@@ -103,24 +103,10 @@ def _action_stage(model: Groot, tables: tuple[str, ...]) -> Stage:
 
 
 def sample(config: GrootConfig, batch: int, capacity: int) -> dict[str, Any]:
-    """Made-up inputs that use a plan to its full: every image square, then text up to `capacity`."""
-    rng, slots, vision = np.random.default_rng(0), config.slots, config.backbone.vision
-    side = vision.merge * int((slots.patches // vision.merge**2) ** 0.5)
-    per_image, room = (side // vision.merge) ** 2, slots.patches // vision.merge**2
-    rows = np.full(slots.tokens, -1, np.int32)
-    for image in range(slots.images):
-        start = image * (per_image + 2) + 4
-        rows[start : start + per_image] = image * room + np.arange(per_image)
-    positions = np.broadcast_to(np.arange(slots.tokens, dtype=np.int32), (batch, 3, slots.tokens))
+    """Made-up inputs that use a plan to its full."""
+    rng = np.random.default_rng(1)
     return {
-        "pixels": [
-            rng.integers(0, 256, side**2 * vision.patch_bytes, dtype=np.uint8) for _ in range(batch * slots.images)
-        ],
-        "grids": np.full((batch, slots.images, 2), side, np.int32),
-        "tokens": rng.integers(0, config.backbone.language.vocab_size, (batch, slots.tokens), dtype=np.int32),
-        "positions": np.ascontiguousarray(positions),
-        "visual_rows": np.broadcast_to(rows, (batch, slots.tokens)).copy(),
-        "prompt_length": np.full((batch, 1), capacity, np.int32),
+        **qwen3_vl.sample(config.backbone, config.slots, batch, capacity),
         "state": rng.uniform(-1, 1, (batch, config.max_state_dim)).astype(np.float32),
         "noise": rng.standard_normal((batch, config.chunk, config.max_action_dim), dtype=np.float32),
     }

@@ -1,31 +1,52 @@
-"""GR00T N1.7's processing: camera frames and an instruction as one chat turn, state and actions by modality key."""
+"""Processing for an embodiment: camera frames and an instruction as one chat turn, state and actions by modality key."""
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from innerloop.contract import CheckpointError, ObservationError, Previous
-from innerloop.policies.groot.config import GrootConfig
 from innerloop.process import modality
 from innerloop.process.build import Edge
 from innerloop.process.cameras import Cameras
-from innerloop.process.chat import ChatStep, framing, image_rules
+from innerloop.process.chat import ChatStep, Patches, framing, image_rules
 from innerloop.process.crop import Framing
 from innerloop.process.image import ImageSpec
 from innerloop.process.modality import Group
 from innerloop.process.pipeline import Context, LimitStep, Pipeline, Processor, Widths
-from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Special
+from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots, Special
 from innerloop.process.synthetic import token_a_word
 from innerloop.weights import Checkpoint
 from innerloop.weights.embodiments import Embodiment, embodiment
 
+
+class Sizes(Protocol):
+    """What the processing needs of a policy's sizes. frames: time steps of each camera."""
+
+    @property
+    def vision(self) -> Patches: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def slots(self) -> Slots: ...
+    @property
+    def cameras(self) -> tuple[str, ...]: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def chunk(self) -> int: ...
+    @property
+    def max_state_dim(self) -> int: ...
+    @property
+    def max_action_dim(self) -> int: ...
+
+
 _NOT_ASKED = ("normalization", "state_dim", "action_dim", "relative", "state_in_prompt")
 
 
-def processor(config: GrootConfig, checkpoint: Checkpoint, edge: Edge) -> Processor:
+def embodied_processor(sizes: Sizes, checkpoint: Checkpoint, edge: Edge) -> Processor:
     """Raises CheckpointError or ObservationError, naming what is wrong, before any weight is read."""
     given = [name for name in _NOT_ASKED if getattr(edge, name) is not None]
     if given:
@@ -40,31 +61,31 @@ def processor(config: GrootConfig, checkpoint: Checkpoint, edge: Edge) -> Proces
     found = embodiment(checkpoint)
     encoder = Encoder(
         ChatTokenizer.open(tokenizer),
-        image_rules(checkpoint.path, config.backbone.vision),
-        config.slots,
+        image_rules(checkpoint.path, sizes.vision),
+        sizes.slots,
         answer=False,
     )
     chat = ChatStep(
-        Cameras(config.cameras, edge.rename),
+        Cameras(sizes.cameras, edge.rename),
         edge.images,
         framing(found.settings),
         encoder,
-        config.frames,
+        sizes.frames,
         found.settings.get("formalize_language") is not False,
     )
-    return _assembled(config, found, chat, edge)
+    return _assembled(sizes, found, chat, edge)
 
 
-def synthetic(config: GrootConfig) -> Processor:
+def synthetic_embodied(sizes: Sizes) -> Processor:
     """Processing for random weights: one token a word, state and actions of the model's width between -1 and 1."""
-    vision, vocabulary = config.backbone.vision, config.backbone.language.vocab_size
+    vision, vocabulary = sizes.vision, sizes.vocabulary
     special = Special(vocabulary - 3, vocabulary - 2, vocabulary - 1)
     rules = ImageRules(vision.patch_size, vision.merge, vision.temporal, min_pixels=1)
-    side = int(config.patches**0.5) * vision.patch_size
+    side = int(sizes.slots.patches**0.5) * vision.patch_size
     tokenizer = ChatTokenizer(partial(token_a_word, vocabulary=vocabulary - 3), lambda ids: "", special)
-    encoder = Encoder(tokenizer, rules, config.slots, answer=False)
-    chat = ChatStep(Cameras(config.cameras), ImageSpec(), Framing((side, side), side), encoder, 1, formal=True)
-    widths = {"state": config.max_state_dim, "action": config.max_action_dim}
+    encoder = Encoder(tokenizer, rules, sizes.slots, answer=False)
+    chat = ChatStep(Cameras(sizes.cameras), ImageSpec(), Framing((side, side), side), encoder, 1, formal=True)
+    widths = {"state": sizes.max_state_dim, "action": sizes.max_action_dim}
     made = Embodiment(
         name="random weights",
         index=0,
@@ -72,10 +93,10 @@ def synthetic(config: GrootConfig) -> Processor:
         statistics={k: {k: {"min": [-1.0] * width, "max": [1.0] * width}} for k, width in widths.items()},
         settings={},
     )
-    return _assembled(config, made, chat, Edge())
+    return _assembled(sizes, made, chat, Edge())
 
 
-class GrootProcessor(Processor):
+class EmbodiedProcessor(Processor):
     """Both directions of one embodiment's processing."""
 
     def guidance(self, previous: Previous | None, context: Context) -> dict[str, np.ndarray]:
@@ -85,23 +106,10 @@ class GrootProcessor(Processor):
         return {}
 
 
-def _assembled(config: GrootConfig, found: Embodiment, chat: ChatStep, edge: Edge) -> Processor:
-    states, actions = modality.states(found), modality.actions(found)
-    taken = sum(one.width * (1 + (one.scale == "angle")) for one in states)
-    widths = Widths(
-        sum(one.width for one in states),
-        config.max_state_dim,
-        sum(one.width for one in actions),
-        config.max_action_dim,
-        config.chunk,
-    )
-    for name, used, room in (
-        ("state", taken, config.max_state_dim),
-        ("action", widths.action, config.max_action_dim),
-    ):
-        if used > room:
-            raise CheckpointError(f"the {name} of '{found.name}' has {used} numbers; the model takes {room}")
-    horizon = min(len((found.modality["action"].get("delta_indices")) or range(config.chunk)), config.chunk)
+def _assembled(sizes: Sizes, found: Embodiment, chat: ChatStep, edge: Edge) -> Processor:
+    states, actions = tuple(modality.states(found)), tuple(modality.actions(found))
+    widths = _widths(sizes, found, states, actions)
+    horizon = min(len(found.modality["action"].get("delta_indices") or range(sizes.chunk)), sizes.chunk)
     clip = found.settings.get("clip_outliers") is not False
     pipeline = Pipeline()
     if edge.limits is not None:
@@ -110,24 +118,27 @@ def _assembled(config: GrootConfig, found: Embodiment, chat: ChatStep, edge: Edg
     gripper = modality.gripper(found, actions)
     if gripper is not None:
         pipeline = pipeline.push(modality.GripperStep(gripper))
-    pipeline = pipeline.push(
-        modality.GroupStep(tuple(states), tuple(actions), horizon, clip, config.max_state_dim)
-    ).push(chat)
+    pipeline = pipeline.push(modality.GroupStep(states, actions, horizon, clip, sizes.max_state_dim)).push(chat)
     facts = {
         "family": "groot",
         "embodiment": found.name,
-        "cameras": list(config.cameras),
-        "image": {"time_steps": config.frames, "resized_by": "host", **vars(chat.framing)},
+        "cameras": list(sizes.cameras),
+        "image": {"time_steps": sizes.frames, "resized_by": "host", **vars(chat.framing)},
         "state": {"width": widths.state, "padded": widths.max_state, "keys": _facts(states)},
         "action": {"width": widths.action, "horizon": horizon, "keys": _facts(actions), "libero_gripper": gripper},
-        "prompt": {
-            "template": "Qwen3-VL chat, images first",
-            "capacity": config.prompt_capacity,
-            "formal": chat.formal,
-        },
+        "prompt": {"template": "Qwen3-VL chat", "capacity": sizes.slots.tokens, "formal": chat.formal},
         "horizon": horizon,
     }
-    return GrootProcessor(pipeline, chat.cameras, widths, np.float32, facts)
+    return EmbodiedProcessor(pipeline, chat.cameras, widths, np.float32, facts)
+
+
+def _widths(sizes: Sizes, found: Embodiment, states: Sequence[Group], actions: Sequence[Group]) -> Widths:
+    state, action = (sum(one.width for one in groups) for groups in (states, actions))
+    taken = state + sum(one.width for one in states if one.scale == "angle")
+    for name, used, room in (("state", taken, sizes.max_state_dim), ("action", action, sizes.max_action_dim)):
+        if not 0 < used <= room:
+            raise CheckpointError(f"the {name} of '{found.name}' has {used} numbers; the model takes 1 to {room}")
+    return Widths(state, sizes.max_state_dim, action, sizes.max_action_dim, sizes.chunk)
 
 
 def _facts(groups: Sequence[Group]) -> dict[str, Any]:
