@@ -7,7 +7,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1] / "src" / "innerloop"
 # Highest first: a room may import rooms to its right, never to its left.
 ORDER = [
-    *("cli", "demo", "serve", "client", "fleet", "measure", "adopt", "levels", "engine", "policies", "blocks", "process"),
+    *(
+        "cli",
+        "demo",
+        "simulation",
+        "serve",
+        "client",
+        "fleet",
+        "measure",
+        "adopt",
+        "levels",
+        "engine",
+        "execute",
+        "policies",
+        "blocks",
+        "process",
+    ),
     *("weights", "parallel", "kernels", "runtime", "contract"),
 ]
 

@@ -2,12 +2,11 @@
 
 from innerloop.client.asynchronous import AsyncRemotePolicy
 from innerloop.client.packing import MessageError
-from innerloop.client.player import ActionQueue, ChunkPlayer
+from innerloop.client.player import ChunkPlayer
 from innerloop.client.remote import RemotePolicy
 from innerloop.client.wire import ConnectionFailed, Previous, RemoteChunk, RemoteError
 
 __all__ = [
-    "ActionQueue",
     "AsyncRemotePolicy",
     "ChunkPlayer",
     "ConnectionFailed",
