@@ -3,8 +3,10 @@
 import functools
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -160,22 +162,23 @@ def positions(ids: Sequence[int], pad: int, grids: Sequence[tuple[int, int]], me
 
     transformers Qwen3VLModel.get_rope_index for images.
     """
-    out = np.zeros((3, len(ids)), np.int32)
+    out = np.empty((3, len(ids)), np.int32)
     at, position, remaining = 0, 0, list(grids)
-    while at < len(ids):
-        if ids[at] != pad:
-            out[:, at] = position
-            at, position = at + 1, position + 1
-            continue
+    places = iter(np.flatnonzero(np.asarray(ids) == pad).tolist())
+    for start in places:
         if not remaining:
             raise ObservationError(
                 "the prompt holds more image tokens than there are images; take them out of the text"
             )
         rows, columns = (side // merge for side in remaining.pop(0))
         count = rows * columns
+        out[:, at:start] = np.arange(position, position + start - at)
+        position += start - at
         index = np.arange(count)
-        out[:, at : at + count] = position + np.stack([np.zeros(count, int), index // columns, index % columns])
-        at, position = at + count, position + max(rows, columns)
+        out[:, start : start + count] = position + np.stack([0 * index, index // columns, index % columns])
+        at, position = start + count, position + max(rows, columns)
+        deque(islice(places, count - 1), maxlen=0)  # the rest of this image
+    out[:, at:] = np.arange(position, position + len(ids) - at)
     return out
 
 
@@ -183,11 +186,12 @@ def visual_rows(ids: Sequence[int], pad: int, grids: Sequence[tuple[int, int]], 
     """int32 [T]: the visual token that stands at each place, -1 for text."""
     out = np.full(len(ids), -1, np.int32)
     per_slot = slots.patches // merge**2
-    rows = [slot * per_slot + i for slot, (h, w) in enumerate(grids) for i in range(h * w // merge**2)]
+    rows = [slot * per_slot + np.arange(h * w // merge**2) for slot, (h, w) in enumerate(grids)]
+    flat = np.concatenate([*rows, np.zeros(0, int)])
     places = np.flatnonzero(np.asarray(ids) == pad)
-    if len(places) != len(rows):
-        raise ObservationError(f"the prompt holds {len(places)} image tokens, its images give {len(rows)}")
-    out[places] = rows
+    if len(places) != len(flat):
+        raise ObservationError(f"the prompt holds {len(places)} image tokens, its images give {len(flat)}")
+    out[places] = flat
     return out
 
 
