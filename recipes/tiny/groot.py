@@ -4,6 +4,7 @@ Names and shapes are those of the official modules (NVIDIA/Isaac-GR00T, LeRobot 
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -198,14 +199,21 @@ def processor_config(**changes: Any) -> dict[str, Any]:
     return {"processor_class": "Gr00tN1d7Processor", "processor_kwargs": {**kwargs, **changes}}
 
 
-def write(directory: Path, seed: int = 0, chunk: int = 8, steps: int = 4, **changes: Any) -> Path:
-    """A checkpoint directory in two shards. `changes` replace entries of processor_kwargs."""
+def write(
+    directory: Path,
+    seed: int = 0,
+    chunk: int = 8,
+    steps: int = 4,
+    embodiments: Mapping[str, int] = IDS,
+    **changes: Any,
+) -> Path:
+    """A checkpoint directory in two shards. embodiments: rows of the weights; `changes` replace processor_kwargs."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in (
         ("config.json", config(chunk, steps)),
         ("processor_config.json", processor_config(**changes)),
         ("statistics.json", statistics(seed)),
-        ("embodiment_id.json", IDS),
+        ("embodiment_id.json", dict(embodiments)),
         ("preprocessor_config.json", qwen.IMAGES),
     ):
         (directory / name).write_text(json.dumps(content, indent=1))

@@ -8,10 +8,12 @@ from unittest import mock
 import numpy as np
 import torch
 
+from innerloop.blocks.qwen3_vl import outputs
 from innerloop.contract import InnerloopError
 from innerloop.engine import LoadedPolicy
 from innerloop.kernels import use_kernels
 from innerloop.kernels.image import frames_to_patches
+from innerloop.policies.interface import Prepared
 from innerloop.runtime.arena import Arena
 from innerloop.runtime.interpret import Interpreter
 
@@ -39,6 +41,7 @@ EXACT = Limit(0.0)
 _LIMITS: dict[str, dict[str, Limit]] = {
     "fp32": {
         "images": Limit(1e-6),
+        "pixels": Limit(1e-6),
         "state": Limit(1e-6),
         "normalized": Limit(1e-4),
         "actions": Limit(1e-4, relative=True),
@@ -130,13 +133,11 @@ def compare(
     precision = policy.placement.precision
     theirs = official.trace(observation, noise)
     ours = intermediates(policy, observation, noise)
-    theirs, ours = _by_layer(theirs), _by_layer(ours)
-    used = _Used(theirs["camera_mask"].astype(bool), theirs["token_mask"].astype(bool), theirs["vision"].shape[1])
-    stages = [
-        compare_stage(name, used.of(name, ours[name]), used.of(name, theirs[name]), precision)
-        for name in theirs
-        if name in ours
-    ]
+    if "camera_mask" in theirs:
+        theirs, ours = _by_layer(theirs), _by_layer(ours)
+        used = _Used(theirs["camera_mask"].astype(bool), theirs["token_mask"].astype(bool), theirs["vision"].shape[1])
+        theirs, ours = ({name: used.of(name, trace[name]) for name in trace} for trace in (theirs, ours))
+    stages = [compare_stage(name, ours[name], theirs[name], precision) for name in theirs if name in ours]
     return ParityReport(precision, tuple(stages))
 
 
@@ -171,38 +172,66 @@ def compare_stage(name: str, ours: np.ndarray, official: np.ndarray, precision: 
 def intermediates(policy: LoadedPolicy, observation: Mapping[str, Any], noise: np.ndarray) -> Trace:
     """Our side of a comparison: the policy's own plan, run by the interpreter, read buffer by buffer.
 
-    Names and shapes are those of measure.against.lerobot.LeRobotPolicy.trace.
+    Names and shapes are those of the official side's `trace`.
     """
     if policy.placement.batch != 1:
         raise InnerloopError(f"parity compares one robot; load the policy with batch=1, not {policy.placement.batch}")
     prepared = policy.processor.prepare(observation)
-    length = int(prepared.inputs["prompt_length"][0])
-    plan = policy.plans[policy.capacity(length)]
+    plan = policy.plans[policy.capacity(int(prepared.inputs["prompt_length"][0]))]
     interpreter = Interpreter(plan, Arena(plan, policy.placement.device), check=False)
     for name, value in {**prepared.inputs, "noise": np.asarray(noise, np.float32)}.items():
         interpreter.write(name, value)
     with use_kernels(policy.placement.kernels), _Steps(policy.model) as steps:
         interpreter.run(plan, skip=False)
-        pictures = _pictures(policy, interpreter)
+        before = _flow_stages if "frames" in plan.buffers else _chat_stages
+        result = before(policy, prepared, interpreter)
+    rising = "frames" not in plan.buffers
+    result |= {f"velocity.{step}": value for step, value in enumerate(steps.velocities(policy.config.steps, rising))}
+    normalized = _numpy(interpreter.read("actions"))[0]
+    actions = policy.processor.finish(normalized, prepared.context)
+    return result | {"normalized": normalized[:, : actions.shape[1]], "actions": actions}
+
+
+def _flow_stages(policy: LoadedPolicy, prepared: Prepared, interpreter: Interpreter) -> Trace:
+    """As measure.against.lerobot.LeRobotPolicy.trace."""
     config = policy.config
     prefix = len(config.cameras) * config.vision.tokens + config.prompt_capacity
-    normalized = _numpy(interpreter.read("actions"))[0]
-    state = prepared.context.normalized_state
     vision = _numpy(interpreter.read("image_tokens"))[0]
-    result: Trace = {
-        "images": pictures,
+    return {
+        "images": _pictures(policy, interpreter),
         "camera_mask": prepared.inputs["camera_mask"],
         "tokens": prepared.inputs["tokens"],
-        "token_mask": np.arange(config.prompt_capacity) < length,
-        "state": state,
+        "token_mask": np.arange(config.prompt_capacity) < int(prepared.inputs["prompt_length"][0]),
+        "state": prepared.context.normalized_state,
         "position_ids": _numpy(interpreter.read("positions"))[0, :prefix],
         "vision": vision.reshape(len(config.cameras), config.vision.tokens, -1),
         "keys": _numpy(interpreter.read("keys"))[:, 0],
         "values": _numpy(interpreter.read("values"))[:, 0],
     }
-    result |= {f"velocity.{step}": value for step, value in enumerate(steps.velocities(config.steps))}
-    actions = policy.processor.finish(normalized, prepared.context)
-    return result | {"normalized": normalized[:, : actions.shape[1]], "actions": actions}
+
+
+def _chat_stages(policy: LoadedPolicy, prepared: Prepared, interpreter: Interpreter) -> Trace:
+    """As measure.against.groot.LeRobotGroot.trace; the language model is run once more, its output has no buffer."""
+    model: Any = policy.model
+    inputs, tensors = prepared.inputs, interpreter.arena.tensors
+    length, merge = int(inputs["prompt_length"][0]), policy.config.vision.merge
+    shown = [(p, int(h), int(w)) for p, (h, w) in zip(inputs["pixels"], inputs["grids"], strict=True) if h]
+    frames = [np.repeat(p.reshape(h * w, 3, 1, -1), policy.config.vision.temporal, 2) for p, h, w in shown]
+    visual, room = tensors["visual"][0], policy.config.slots.patches // merge**2
+    vision = [visual[i * room :][: h * w // merge**2] for i, (_, h, w) in enumerate(shown)]
+    *_, features = outputs(tensors, model.backbone.language, length)
+    refined = model.refine(features, tensors["key_valid"][:, :length].contiguous())
+    return {
+        "tokens": inputs["tokens"][:length],
+        "grids": np.array([[h, w] for _, h, w in shown]),
+        "pixels": np.concatenate(frames).reshape(sum(map(len, frames)), -1).astype(np.float32) / 127.5 - 1.0,
+        "position_ids": inputs["positions"][:, :length],
+        "state": inputs["state"],
+        "vision": _numpy(torch.cat(vision)),
+        "features": _numpy(features)[0],
+        "refined": _numpy(refined)[0],
+        "state_token": _numpy(interpreter.read("state_token"))[0, 0],
+    }
 
 
 class _Steps:
@@ -226,9 +255,10 @@ class _Steps:
         self._seen.append((before, after.clone()))
         return after
 
-    def velocities(self, steps: int) -> list[np.ndarray]:
-        """float32 [chunk, max_action_dim] a step: x goes down by velocity / steps."""
-        return [_numpy((before - after) * steps)[0] for before, after in self._seen]
+    def velocities(self, steps: int, rising: bool) -> list[np.ndarray]:
+        """float32 [chunk, max_action_dim] a step: x moves by velocity / steps, against it where time falls."""
+        scale = steps if rising else -steps
+        return [_numpy((after - before) * scale)[0] for before, after in self._seen]
 
 
 @dataclass(frozen=True)

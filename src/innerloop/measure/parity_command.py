@@ -15,10 +15,10 @@ def against(name: str, checkpoint: Path, policy: LoadedPolicy, prompt: str, seed
     """Compare a loaded policy with the official implementation of the same directory. Raises where that is missing."""
     if name != "lerobot":
         raise InnerloopError(f"no official implementation '{name}' to compare with; there is lerobot")
-    from innerloop.measure.against.lerobot import LeRobotPolicy
+    from innerloop.measure.against.opening import open_official
 
     placement = policy.placement
-    official = LeRobotPolicy(checkpoint, str(placement.device), DTYPES[placement.precision])
+    official = open_official(checkpoint, str(placement.device), DTYPES[placement.precision], policy.statistics or None)
     scene = Scene(policy.config.cameras, FRAME, policy.processor.widths.state)
     observation = make_observations(scene, prompt, 1, seed)[0]
     return compare(policy, official, observation, policy.processor.noise(seed=seed))

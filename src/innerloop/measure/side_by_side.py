@@ -1,6 +1,7 @@
 """Ours, and the official implementation with the very same weights, opened from one description."""
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from innerloop import engine
@@ -53,22 +54,12 @@ class Bench:
     @cached_property
     def official(self) -> Any:
         """LeRobot's policy, eager. Raises InnerloopError where LeRobot is not installed."""
-        from innerloop.measure.against.lerobot import LeRobotPolicy
+        from innerloop.measure.against.opening import open_official, random_official
 
-        device, dtype = str(self.placement.device), _DTYPES[self.placement.precision]
-        if not self.options.random_weights:
-            return LeRobotPolicy(self.options.target, device, dtype)
-        config = self._config()
-        return LeRobotPolicy.random(
-            self.options.target,
-            FAMILIES[self.options.target].synthetic(config),
-            config.cameras,
-            device,
-            dtype,
-            chunk_size=self.options.chunk,
-            n_action_steps=self.options.chunk,
-            num_inference_steps=self.options.steps,
-        )
+        options, device, dtype = self.options, str(self.placement.device), _DTYPES[self.placement.precision]
+        if not options.random_weights:
+            return open_official(Path(options.target), device, dtype)
+        return random_official(options.target, self._config(), FAMILIES[options.target].synthetic, device, dtype)
 
     def references(self) -> list[Reference]:
         """The implementations to compare with, in the order they were asked for."""

@@ -54,14 +54,11 @@ class LeRobotGroot:
         widths = {"state": config.max_state_dim, "action": config.max_action_dim}
         self.cameras, self._borrow = list(config.cameras), processor
         self.config = _config(self.cameras, widths, device, dtype)
-        model = require(f"{_MODULE}.groot_n1_7")
-        sizes = {"action_horizon": config.chunk, "num_inference_timesteps": config.steps}
+        model, modeling = require(f"{_MODULE}.groot_n1_7"), require(f"{_MODULE}.modeling_groot")
         with torch.device(device):
-            built = model.GR00TN17(model.GR00TN17Config(**sizes), load_backbone_weights=False)
+            built = model.GR00TN17(model.GR00TN17Config(**_sizes(config)), load_backbone_weights=False)
         _randomize(built, seed)
-        self.policy = require(f"{_MODULE}.modeling_groot").GrootPolicy.__new__(
-            require(f"{_MODULE}.modeling_groot").GrootPolicy
-        )
+        self.policy = modeling.GrootPolicy.__new__(modeling.GrootPolicy)
         torch.nn.Module.__init__(self.policy)
         self.policy.config, self.policy._groot_model = self.config, built.eval()
         return self
@@ -82,7 +79,7 @@ class LeRobotGroot:
 
         tokens [T], grids [images, 2], pixels [patches, 3 * 2 * p^2], position_ids [3, T], state, vision [visual tokens,
         width], features and refined [T, width], state_token [D], velocity.<step> [chunk, max_action_dim], normalized
-        [chunk, max_action_dim], actions [horizon, action_dim].
+        [chunk, action_dim], actions [horizon, action_dim].
         """
         batch = self._batch(observation)
         seen: dict[str, list[Any]] = {}
@@ -115,7 +112,8 @@ class LeRobotGroot:
             "state_token": seen["state_token"][0][0, 0],
         }
         result |= {f"velocity.{step}": value[0, 1:] for step, value in enumerate(seen["velocity"])}
-        result |= {"normalized": normalized[0], "actions": self._after(normalized)[0]}
+        actions = self._after(normalized)[0]
+        result |= {"normalized": normalized[0, :, : actions.shape[1]], "actions": actions}
         return {name: _numpy(value) for name, value in result.items()}
 
     def _batch(self, observation: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,6 +174,40 @@ def _sized(architecture: Mapping[str, Any] | None) -> Iterator[None]:
     made = require("transformers").Qwen3VLConfig(**architecture)
     with mock.patch.object(require(f"{_MODULE}.groot_n1_7"), "_cosmos_reason2_qwen3_vl_config", return_value=made):
         yield
+
+
+def _sizes(config: GrootConfig) -> dict[str, Any]:
+    """Our sizes in the words of a GR00T config.json, the backbone's excepted."""
+    action, refiner = config.dit, config.refiner
+    plain = {"positional_embeddings": None, "dropout": 0.0, "final_dropout": True}
+    return {
+        "select_layer": config.backbone.language.depth,
+        "backbone_embedding_dim": action.context_width,
+        "hidden_size": config.hidden,
+        "input_embedding_dim": action.width,
+        "max_state_dim": config.max_state_dim,
+        "max_action_dim": config.max_action_dim,
+        "action_horizon": config.chunk,
+        "num_inference_timesteps": config.steps,
+        "max_seq_len": config.places,
+        "max_num_embodiments": config.embodiments,
+        "attend_text_every_n_blocks": config.text_every,
+        "diffusion_model_cfg": {
+            **plain,
+            "num_layers": action.depth,
+            "num_attention_heads": action.heads,
+            "attention_head_dim": action.head_dim,
+            "norm_type": "ada_norm",
+            "output_dim": action.output,
+            "interleave_self_attention": True,
+        },
+        "vl_self_attention_cfg": {
+            **plain,
+            "num_layers": refiner.layers,
+            "num_attention_heads": refiner.heads,
+            "attention_head_dim": refiner.hidden_size // refiner.heads,
+        },
+    }
 
 
 def _image_token() -> int:
