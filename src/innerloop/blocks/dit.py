@@ -131,22 +131,17 @@ class DiT(nn.Module):
 
     def remember(self, contexts: torch.Tensor | Sequence[torch.Tensor], memory: torch.Tensor) -> None:
         """contexts [B, S, C], one for all cross blocks or one each -> memory, rows [0, S) of every block."""
+        s, crosses = self.sizes, len(self.sizes.cross_blocks)
         if isinstance(contexts, torch.Tensor):
             batch, tokens, _ = contexts.shape
-            s = self.sizes
             product = linear.linear(contexts, self.kv_weight, self.kv_bias)
-            per_block = product.view(batch, tokens, len(s.cross_blocks), 2, s.heads, s.head_dim)
-            memory[:, :, :tokens].copy_(per_block.permute(2, 0, 1, 3, 4, 5))
-            return
-        for cross, context in enumerate(contexts):
-            self.remember_one(cross, context, memory)
-
-    def remember_one(self, cross: int, context: torch.Tensor, memory: torch.Tensor) -> None:
-        """context [B, S, C] -> rows [0, S) of memory of the cross-th cross block."""
-        s, (batch, tokens, _) = self.sizes, context.shape
-        rows = slice(cross * 2 * s.width, (cross + 1) * 2 * s.width)
-        product = linear.linear(context, self.kv_weight[rows], self.kv_bias[rows])
-        memory[cross, :, :tokens].copy_(product.view(batch, tokens, 2, s.heads, s.head_dim))
+            per_block = product.view(batch, tokens, crosses, 2, s.heads, s.head_dim).permute(2, 0, 1, 3, 4, 5)
+        else:
+            batch, tokens, _ = contexts[0].shape
+            rows = torch.stack(list(contexts)).view(crosses, batch * tokens, -1)
+            product = batched(rows, self.kv_weight, self.kv_bias)
+            per_block = product.view(crosses, batch, tokens, 2, s.heads, s.head_dim)
+        memory[:, :, :tokens].copy_(per_block)
 
     def forward(
         self,
@@ -174,6 +169,12 @@ class DiT(nn.Module):
             return norm.add_layer_norm(x, delta, None, None, EPS, left)[0]
         _, normed = norm.add_layer_norm(x, delta, table[-1, 0], table[-1, 1], OUTPUT_EPS, left)
         return linear.linear(normed, self.head_weight, self.head_bias)
+
+
+def batched(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x [L, T, K], weight [L * N, K], bias [L * N] -> [L, T, N]: one product a layer, in one kernel for all."""
+    layers, _, inner = x.shape
+    return torch.baddbmm(bias.view(layers, 1, -1), x, weight.view(layers, -1, inner).transpose(1, 2))
 
 
 def waves(times: torch.Tensor) -> torch.Tensor:

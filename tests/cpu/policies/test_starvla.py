@@ -55,6 +55,7 @@ def test_family_and_every_tensor_accounted_for(loaded: Loaded) -> None:
     assert len(policy.account.loaded) + len(policy.account.ignored) == len(starvla.shapes(run))
     unread = {
         "project_layers",
+        "future_tokens",
         "state_encoder",
         "proj_out_",
         "lm_head",

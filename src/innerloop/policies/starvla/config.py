@@ -83,6 +83,16 @@ class StarVlaConfig:
         """Tokens of the whole sequence, images included."""
         return self.slots.tokens
 
+    @property
+    def tokens_mix(self) -> bool:
+        """Whether any block lets one token of the head see another; else only the action tokens matter."""
+        return self.dit is not None and len(self.dit.cross_blocks) < self.dit.depth
+
+    @property
+    def state_token(self) -> bool:
+        """Whether the head reads the state."""
+        return self.state_dim > 0 and self.tokens_mix
+
 
 def framework(checkpoint: Checkpoint) -> str | None:
     """The framework's name, or None for what is no starVLA run."""

@@ -1,5 +1,7 @@
 """starVLA's parameters: Qwen3-VL below, one of three heads above."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -15,17 +17,26 @@ EPS = 1e-5  # torch.nn.LayerNorm's default, as projections and the regression he
 FLOAT32 = (*(f"head.dit.{name}" for name in dit.FLOAT32), "head.encode_in_*", "head.decode_out_*")
 
 
-class Projection(nn.Module):
-    """Layer norm and product: a layer's hidden states into the head's width (QwenPI_v3)."""
+class Projections(nn.Module):
+    """Layer norm and product of each layer's hidden states into the head's width (QwenPI_v3)."""
 
-    def __init__(self, rows: int, columns: int) -> None:
+    def __init__(self, layers: int, rows: int, columns: int) -> None:
         super().__init__()
-        self.norm_weight, self.norm_bias = nn.Parameter(torch.empty(columns)), nn.Parameter(torch.empty(columns))
-        self.weight, self.bias = nn.Parameter(torch.empty(rows, columns)), nn.Parameter(torch.empty(rows))
+        self.layers = layers
+        self.norm_weight = nn.Parameter(torch.empty(layers * columns))
+        self.norm_bias = nn.Parameter(torch.empty(layers * columns))
+        self.weight, self.bias = _affine(layers * rows, columns)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [B, T, columns] -> [B, T, rows]."""
-        return linear.linear(norm.layer_norm(x, self.norm_weight, self.norm_bias, EPS), self.weight, self.bias)
+    def normed(self, layer: int, x: torch.Tensor) -> torch.Tensor:
+        """x [B, T, columns] of one layer -> its layer norm."""
+        weight, bias = (part.view(self.layers, -1)[layer] for part in (self.norm_weight, self.norm_bias))
+        return norm.layer_norm(x, weight, bias, EPS)
+
+    def forward(self, normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """[B, T, columns] of every layer -> [B, T, rows] of every layer."""
+        batch, tokens, _ = normed[0].shape
+        product = dit.batched(torch.stack(list(normed)).view(self.layers, batch * tokens, -1), self.weight, self.bias)
+        return list(product.view(self.layers, batch, tokens, -1))
 
 
 class FlowHead(nn.Module):
@@ -40,10 +51,11 @@ class FlowHead(nn.Module):
         self.encode_out_weight, self.encode_out_bias = _affine(width, width)
         self.decode_in_weight, self.decode_in_bias = _affine(hidden, sizes.output or width)
         self.decode_out_weight, self.decode_out_bias = _affine(dims, hidden)
-        self.future = nn.Parameter(torch.empty(config.future_tokens, width))
         if config.positions:
             self.position = nn.Parameter(torch.empty(config.positions, width))
-        if config.state_dim:
+        if config.tokens_mix:
+            self.future = nn.Parameter(torch.empty(config.future_tokens, width))
+        if config.state_token:
             self.state_in_weight, self.state_in_bias = _affine(hidden, config.state_dim)
             self.state_out_weight, self.state_out_bias = _affine(width, hidden)
 
@@ -51,7 +63,7 @@ class FlowHead(nn.Module):
         """Modulation float32 [steps, rows, 2, D], and time's share of the action encoder, float32 [steps, D]."""
         c, width = self.config, self.dit.sizes.width
         buckets = [float(int(step / float(c.steps) * c.buckets)) for step in range(c.steps)]
-        times = torch.tensor(buckets, device=self.future.device)
+        times = torch.tensor(buckets, device=self.encode_mix_weight.device)
         waves = _waves(times, width)
         mix = linear.linear(waves, self.encode_mix_weight[:, width:].float(), self.encode_mix_bias.float())
         return self.dit.tables(times), mix
@@ -62,28 +74,34 @@ class FlowHead(nn.Module):
         hidden = linear.linear(x, self.state_in_weight, self.state_in_bias, activation="relu")
         return linear.linear(hidden, self.state_out_weight, self.state_out_bias)
 
-    def prefix(self, state_token: torch.Tensor | None, batch: int) -> torch.Tensor:
-        """What stands before the action tokens, [B, n, D]."""
+    def prefix(self, state_token: torch.Tensor | None, batch: int) -> torch.Tensor | None:
+        """What stands before the action tokens, [B, n, D]; None where no block lets one token see another.
+
+        Then these tokens reach no action (starVLA computes them all the same: 32 rows beside the chunk's).
+        """
+        if not self.config.tokens_mix:
+            return None
         future = self.future[None].expand(batch, -1, -1)
         return future if state_token is None else torch.cat([state_token, future], dim=1)
 
     def denoise(
         self,
         x: torch.Tensor,
-        prefix: torch.Tensor,
+        prefix: torch.Tensor | None,
         tables: tuple[torch.Tensor, torch.Tensor],
         memory: torch.Tensor,
         valid: torch.Tensor,
     ) -> torch.Tensor:
         """One Euler step upwards in time: x float32 [B, chunk, A]; tables [rows, 2, D] and [D] of this step."""
-        chunk, dtype, width = self.config.chunk, self.future.dtype, self.dit.sizes.width
+        chunk, dtype, width = self.config.chunk, memory.dtype, self.dit.sizes.width
         actions = linear.linear(x, self.encode_in_weight, self.encode_in_bias).to(dtype)
         mixed = linear.linear(actions, self.encode_mix_weight[:, :width], tables[1].to(dtype), activation="silu")
         tokens = linear.linear(mixed, self.encode_out_weight, self.encode_out_bias)
         if self.config.positions:
             tokens = tokens + self.position[:chunk]
-        out = self.dit(torch.cat([prefix, tokens], dim=1), tables[0], memory, valid)
-        rows = out[:, -chunk:].contiguous()
+        if prefix is not None:
+            tokens = torch.cat([prefix, tokens], dim=1)
+        rows = self.dit(tokens, tables[0], memory, valid)[:, -chunk:].contiguous()
         hidden = linear.linear(rows, self.decode_in_weight, self.decode_in_bias, activation="relu")
         return euler.project_and_step(hidden, self.decode_out_weight, self.decode_out_bias, x, 1.0 / self.config.steps)
 
@@ -136,8 +154,7 @@ class StarVla(nn.Module):
         if config.dit is not None:
             self.head = FlowHead(config, config.dit)
             if config.framework == "QwenPI_v3" and config.dit.context_width != width:
-                crosses = config.dit.cross_blocks
-                self.projections = Stack([Projection(config.dit.context_width, width) for _ in crosses])
+                self.projections = Projections(len(config.dit.cross_blocks), config.dit.context_width, width)
         elif config.framework == "QwenOFT":
             self.regression = RegressionHead(width, config.max_action_dim)
         else:

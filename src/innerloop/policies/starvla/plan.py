@@ -30,7 +30,7 @@ def build(model: StarVla, batch: int, dtype: torch.dtype, fingerprint: str) -> d
     ]
     listed = [*qwen3_vl.buffers(sizes, slots, batch, dtype), *_buffers(config, batch, dtype)]
     ticks = {**qwen3_vl.TICKS, "noise": "step"}
-    ticks |= {"state": "observation"} if config.state_dim else {}
+    ticks |= {"state": "observation"} if config.state_token else {}
     ticks |= {"query_rows": "prompt"} if config.framework == "QwenOFT" else {}
     before, after = _around(model)
     return {
@@ -49,7 +49,7 @@ def _around(model: StarVla) -> tuple[list[Stage], list[Stage]]:
     """The stages before and after those of the backbone."""
     config = model.config
     if config.dit is not None:
-        state = [_state_stage(model)] if config.state_dim else []
+        state = [_state_stage(model)] if config.state_token else []
         return [_tables_stage(model)], [*state, _action_stage(model)]
     return [], [_regression_stage(model) if config.framework == "QwenOFT" else answer.action_stage(model)]
 
@@ -84,7 +84,7 @@ def _buffers(config: StarVlaConfig, batch: int, dtype: torch.dtype) -> list[Buff
         Buffer("state", (batch, c.state_dim), f32, Role.INPUT),
         Buffer("state_token", (batch, 1, c.dit.width), dtype, Role.STATE),
     ]
-    return [*ends, *tables, memory, *(state if c.state_dim else [])]
+    return [*ends, *tables, memory, *(state if c.state_token else [])]
 
 
 def _tables_stage(model: StarVla) -> Stage:
@@ -102,12 +102,10 @@ def _context_stage(model: StarVla, capacity: int) -> Stage:
 
     def layerwise(b: Tensors) -> None:
         assert config.dit is not None
-        crosses = {block: cross for cross, block in enumerate(config.dit.cross_blocks)}
-        for layer, hidden in enumerate(qwen3_vl.outputs(b, language, capacity)):
-            if layer in crosses:
-                cross = crosses[layer]
-                context = model.projections[cross](hidden) if hasattr(model, "projections") else hidden
-                model.head.dit.remember_one(cross, context, b["memory"])
+        read = [x for i, x in enumerate(qwen3_vl.outputs(b, language, capacity)) if config.dit.crosses(i)]
+        if hasattr(model, "projections"):
+            read = model.projections([model.projections.normed(i, x) for i, x in enumerate(read)])
+        model.head.dit.remember(read, b["memory"])
 
     def last(b: Tensors) -> None:
         hidden = deque(qwen3_vl.outputs(b, language, capacity), maxlen=1).pop()
@@ -132,7 +130,7 @@ def _state_stage(model: StarVla) -> Stage:
 def _action_stage(model: StarVla) -> Stage:
     """Noise -> actions, all solver steps."""
     config, head = model.config, model.head
-    state = ("state_token",) if config.state_dim else ()
+    state = ("state_token",) if config.state_token else ()
 
     def run(b: Tensors) -> None:
         x, prefix = b["noise"], head.prefix(b["state_token"] if state else None, len(b["noise"]))
@@ -170,7 +168,7 @@ def sample(config: StarVlaConfig, batch: int, capacity: int) -> dict[str, Any]:
         "prompt_length": np.full((batch, 1), capacity, np.int32),
         "noise": rng.standard_normal((batch, config.chunk, config.max_action_dim), dtype=np.float32),
     }
-    if config.state_dim:
+    if config.state_token:
         inputs["state"] = rng.uniform(-1, 1, (batch, config.state_dim)).astype(np.float32)
     if config.framework == "QwenOFT":
         first = capacity - config.chunk

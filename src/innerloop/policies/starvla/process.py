@@ -247,7 +247,7 @@ def _parts(
         pipeline = pipeline.push(LimitStep(edge.limits))
     pipeline = pipeline.push(WidthStep(config.state_dim, action, state_input=False))
     pipeline = pipeline.push(ScaleStep(*scales))
-    if config.state_dim:
+    if config.state_token:
         pipeline = pipeline.push(WidthStep(config.state_dim, config.max_action_dim, state_input=True))
     return pipeline.push(turn), cameras, widths, np.float32, _facts(config, scales, widths)
 

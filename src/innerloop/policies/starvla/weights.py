@@ -16,7 +16,8 @@ def name_table(config: StarVlaConfig) -> NameTable:
     if config.dit is not None:
         targets |= _flow(config)
         targets |= dit.names(config.dit, f"{HEAD}model.", "head.dit.")
-        ignored += [] if config.state_dim else [f"{HEAD}state_encoder.*"]  # kept by starVLA though nothing calls it
+        ignored += [] if config.state_token else [f"{HEAD}state_encoder.*"]  # in the run though nothing calls it
+        ignored += [] if config.tokens_mix else [f"{HEAD}future_tokens.weight"]
         if config.framework in LAYERWISE:
             ignored += [f"{HEAD}model.proj_out_*", *_beyond(config)]
     elif config.framework == "QwenOFT":
@@ -39,19 +40,20 @@ def _flow(config: StarVlaConfig) -> dict[str, tuple[str, ...]]:
     pairs = {"encode_in": "action_encoder.layer1", "encode_mix": "action_encoder.layer2"}
     pairs |= {"encode_out": "action_encoder.layer3"}
     pairs |= {"decode_in": "action_decoder.layer1", "decode_out": "action_decoder.layer2"}
-    if config.state_dim:
+    if config.state_token:
         pairs |= {"state_in": "state_encoder.layer1", "state_out": "state_encoder.layer2"}
     names: qwen3_names.Names = {
         f"head.{our}_{k}": (f"{HEAD}{their}.{k}",) for our, their in pairs.items() for k in ("weight", "bias")
     }
-    names["head.future"] = (f"{HEAD}future_tokens.weight",)
+    if config.tokens_mix:
+        names["head.future"] = (f"{HEAD}future_tokens.weight",)
     if config.positions:
         names["head.position"] = (f"{HEAD}position_embedding.weight",)
     if config.framework == "QwenPI_v3" and config.dit and config.dit.context_width != config.vlm.language.width:
-        for cross, block in enumerate(config.dit.cross_blocks):
-            for kind in ("weight", "bias"):
-                names[f"projections.{cross}.norm_{kind}"] = (f"project_layers.{block}.0.{kind}",)
-                names[f"projections.{cross}.{kind}"] = (f"project_layers.{block}.1.{kind}",)
+        for kind in ("weight", "bias"):
+            blocks = config.dit.cross_blocks
+            names[f"projections.norm_{kind}"] = tuple(f"project_layers.{block}.0.{kind}" for block in blocks)
+            names[f"projections.{kind}"] = tuple(f"project_layers.{block}.1.{kind}" for block in blocks)
     return names
 
 
