@@ -242,8 +242,16 @@ class OperatorsRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class SuccessRecord(PolicyRecord):
-    """Closed-loop success with its 95 % interval, and everything it depends on."""
+    """Closed-loop success with its 95 % interval, and everything it depends on.
 
+    engine: innerloop, or the other implementation that decided. mode: of execution; horizon: actions from one
+    observation to the next. delay_ms, jitter_ms: injected into every answer. outcomes: task -> success by seed.
+    seam: median over episodes (innerloop.execute); -1 where no chunk joined another. waited: share of control ticks
+    without an action.
+    """
+
+    engine: str
+    kernels: str
     task: str
     environment: str
     episodes: int
@@ -256,6 +264,13 @@ class SuccessRecord(PolicyRecord):
     horizon: int
     steps: int
     environments: int
+    mode: str
+    rate_hz: float
+    delay_ms: float
+    jitter_ms: float
+    outcomes: dict[str, list[bool]]
+    seam: float
+    waited: float
 
 
 @dataclass(frozen=True, kw_only=True)

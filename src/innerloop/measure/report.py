@@ -187,12 +187,15 @@ def operators_table(records: Sequence[OperatorsRecord]) -> str:
 
 
 def success_table(records: Sequence[SuccessRecord]) -> str:
-    """One row a task."""
-    head = ["policy", "precision", "task", "success", "95 % interval", "episodes", "executed", "steps", "environments"]
+    """One row a configuration."""
+    head = ["policy", "engine", "precision", "task", "success", "95 % interval", "episodes"]
+    head += ["mode", "executed", "steps", "delay ms", "seam", "waited"]
     rows = [
         [
-            *(r.policy, r.precision, r.task, f"{r.success:.1%}", f"{r.interval_low:.1%} to {r.interval_high:.1%}"),
-            *(str(r.episodes), f"{r.horizon} of {r.chunk}", str(r.steps), str(r.environments)),
+            *(r.policy, r.engine, r.precision, r.task, f"{r.success:.1%}"),
+            *(f"{r.interval_low:.1%} to {r.interval_high:.1%}", str(r.episodes), r.mode, f"{r.horizon} of {r.chunk}"),
+            *(str(r.steps), f"{r.delay_ms:g}" + (f" to {r.delay_ms + r.jitter_ms:g}" if r.jitter_ms else "")),
+            *("" if r.seam < 0 else f"{r.seam:.2f}", f"{r.waited:.0%}"),
         ]
         for r in records
     ]

@@ -19,6 +19,7 @@ CAMERAS = {"front": (-90.0, -60.0, 1.0), "side": (130.0, -40.0, 1.0)}  # azimuth
 SIZE = 112  # pixels, both sides
 REPEAT = 2  # one action drives so many simulation steps of 12.5 ms
 RATE = 40.0  # actions a second
+NEEDED = "simulation needs {}: pip install 'innerloop[sim]'"
 _TARGET = (0.0, 0.72, 0.1)  # what both cameras look at, metres
 
 
@@ -29,7 +30,7 @@ def require(module: str) -> Any:
             warnings.simplefilter("ignore")
             return importlib.import_module(module)
     except ImportError as error:
-        raise InnerloopError(f"simulation needs {module}: pip install 'innerloop[sim]'") from error
+        raise InnerloopError(NEEDED.format(module)) from error
 
 
 class World:
@@ -63,6 +64,10 @@ class World:
             values, _, _, _, about = self.environment.step(np.clip(action, -1.0, 1.0).astype(np.float32))
             self.values, done = values, done or bool(about["success"])
         return done
+
+    def hold(self, last: np.ndarray) -> np.ndarray:
+        """The action that keeps still: no velocity, the gripper as it was told last."""
+        return np.array([0.0, 0.0, 0.0, last[3]], np.float32)
 
     @property
     def state(self) -> np.ndarray:

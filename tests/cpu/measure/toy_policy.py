@@ -211,6 +211,15 @@ def make_records() -> dict[str, Record]:
             horizon=5,
             steps=10,
             environments=1,
+            engine="innerloop",
+            kernels="reference",
+            mode="realtime",
+            rate_hz=40.0,
+            delay_ms=100.0,
+            jitter_ms=0.0,
+            outcomes={"reach": [True, False]},
+            seam=1.2,
+            waited=0.01,
         ),
     ]
     return {one.kind: one for one in made}
