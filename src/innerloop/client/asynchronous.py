@@ -10,6 +10,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
+from innerloop.client.packing import keep_large_blocks
 from innerloop.client.remote import FINAL_CODES, FINAL_STATUS
 from innerloop.client.wire import (
     PROTOCOL,
@@ -35,6 +36,7 @@ class AsyncRemotePolicy:
     def __init__(
         self, url: str, *, token: str | None = None, session: str | None = None, patience: float = 60.0
     ) -> None:
+        keep_large_blocks()
         self._url = url
         self._token = token
         self._session = session

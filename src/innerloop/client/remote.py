@@ -10,6 +10,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
+from innerloop.client.packing import keep_large_blocks
 from innerloop.client.wire import (
     PROTOCOL,
     ConnectionFailed,
@@ -37,6 +38,7 @@ class RemotePolicy:
     def __init__(
         self, url: str, *, token: str | None = None, session: str | None = None, patience: float = 60.0
     ) -> None:
+        keep_large_blocks()
         self._url = url
         self._token = token
         self._session = session

@@ -14,6 +14,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 from websockets.typing import Subprotocol
 
+from innerloop.client.packing import keep_large_blocks
 from innerloop.client.wire import PROTOCOL
 from innerloop.contract import Policy
 from innerloop.serve.access import ServeError, ServeOptions, bracketed, port_in_use
@@ -49,6 +50,7 @@ class Server:
         self, load: Callable[[], Policy], options: ServeOptions, say: Callable[[str], None] = log.info
     ) -> None:
         options.check()
+        keep_large_blocks()
         self.options = options
         self.metrics = Metrics()
         self.worker = Worker(load, self.metrics, capacity=options.max_clients, limits=options.limits)
