@@ -161,6 +161,7 @@ def main() -> None:
 
 
 def _row(changed: list[str], ask: Asked, ticks: int) -> RefreshRow:
+    print(f"  {', '.join(changed) or 'nothing'} new ...", flush=True)
     turns = iter(range(10**9))
     stages = list((ask(next(turns)), ask(next(turns)))[1].stages)
     times = Distribution.of(settle(lambda: ask(next(turns)).timing["run"], ticks).samples)

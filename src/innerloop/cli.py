@@ -1,6 +1,7 @@
 """Command line: parse, call, print."""
 
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -217,6 +218,9 @@ def bench(
     from innerloop.measure import command
     from innerloop.measure.options import BenchOptions
 
+    logging.basicConfig(stream=sys.stderr, format="%(message)s")
+    logging.getLogger("innerloop").setLevel(logging.INFO)
+
     if url is not None:
         from innerloop.client import RemotePolicy
         from innerloop.measure.served import ServedOptions
@@ -323,9 +327,14 @@ def _load(checkpoint: Path, **options: Any) -> Any:
     from innerloop import engine
 
     with _progress(f"loading {checkpoint.name}") as progress:
-        policy = engine.load(checkpoint, progress=progress, **options)
-    err.print(f"{policy.account}", highlight=False)
+        policy = engine.load(checkpoint, progress=progress, announce=_say, **options)
+    for note in policy.notes:
+        _say(note)
     return policy
+
+
+def _say(line: str) -> None:
+    err.print(line, highlight=False, markup=False)
 
 
 def _edge(rename: list[str] | None, tokenizer: Path | None) -> Any:

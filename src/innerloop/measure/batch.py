@@ -1,5 +1,6 @@
 """Throughput and latency as the batch grows."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,6 +10,8 @@ from innerloop.measure.clock import DEVICE_STAGES, Prepared, Workload, seventh
 from innerloop.measure.distribution import Distribution, settle
 from innerloop.measure.record import BatchRecord, BatchRow
 from innerloop.measure.subject import PolicySubject
+
+log = logging.getLogger(__name__)
 
 PROFILED = 50  # decisions in the pass with events between stages
 
@@ -23,6 +26,7 @@ def batch_curve(
     """One row a size, each with a policy of its own. `origin` holds the record's other fields."""
     rows = []
     for size in sizes:
+        log.info("batch of %d", size)
         policy = open_policy(size)
         rows.append(_row(PolicySubject(policy), workload, ticks))
         policy.close()

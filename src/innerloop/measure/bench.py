@@ -1,6 +1,7 @@
 """One policy's figures: gated by parity, clocked as a whole and by stage, held against the machine's roof."""
 
 import itertools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,10 +29,12 @@ from innerloop.measure.record import LatencyRecord
 from innerloop.measure.roofline import Roof, cache_bytes, device_roof, host_roof, transfer_roof
 from innerloop.runtime.windows import Value
 
+log = logging.getLogger(__name__)
+
 STAGE_TICKS = 200  # decisions in the pass that takes the call apart
 AGAINST_TICKS = 50
 PERCENTS = (*range(100), 99.1, 99.2, 99.3, 99.4, 99.5, 99.6, 99.7, 99.8, 99.9, 100)  # kept of the distribution
-COMPARED = 4  # observations whose chunks are compared
+COMPARED = 20  # observations whose chunks are compared
 
 
 class Reference(Protocol):
@@ -67,12 +70,17 @@ class StageFigures:
 
 def bench(subject: Subject, workload: Workload, run: Run, against: Sequence[Reference] = ()) -> LatencyRecord:
     """Measure a policy. Raises FigureRefused when its actions are not those of its interpreter or of a reference."""
+    log.info("agreement with the interpreter%s", "".join(f" and {other.name}" for other in against))
     agreement = check_parity(subject, workload, against)
+    log.info("ceilings of this machine")
     ceilings = measure_ceilings(subject.device)
+    log.info("warm-up, then %d whole calls", run.ticks)
     settled = clock_calls(subject, workload, run.ticks)
+    log.info("stages one by one")
     times = clock_stages(subject, workload, min(run.ticks, STAGE_TICKS))
     clocks = clocks_under_load(subject, workload)
     others = {other.name: time_reference(other, workload) for other in against}
+    log.info("work and launches of each stage")
     stages = stage_figures(subject, workload, ceilings, times)  # last: a profiler may slow what runs after it
     facts, prepared = subject.facts, first(subject, workload)
     return LatencyRecord(
@@ -139,6 +147,7 @@ def clocks_under_load(subject: Subject, workload: Workload) -> dict[str, float]:
 
 def time_reference(other: Reference, workload: Workload) -> float:
     """p50 milliseconds of another implementation's whole call, warmed up by the same rule."""
+    log.info("%s: warm-up and whole calls", other.name)
     turn = 0
 
     def call() -> float:

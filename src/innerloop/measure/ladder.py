@@ -1,5 +1,6 @@
 """The same decisions through ever more of the machinery: what each part of it saves."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +14,8 @@ from innerloop.measure.bench import COMPARED
 from innerloop.measure.clock import Workload
 from innerloop.measure.distribution import Distribution, settle
 from innerloop.measure.record import LadderRecord, Rung
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def climb(
 
 
 def _measure(step: Step, workload: Workload, ticks: int) -> _Measured:
+    log.info("ladder: %s", step.name)
     pairs = list(zip(workload.observations, workload.noises, strict=True))
     with step.open() as contender:
         chunks = [contender.decide(*pair) for pair in pairs[:COMPARED]]
