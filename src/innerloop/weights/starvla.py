@@ -1,6 +1,7 @@
 """A starVLA run directory: config.yaml, dataset_statistics.json, checkpoints/steps_N_pytorch_model.pt or .safetensors."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ def read_run(run: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("framework"), dict):
         raise CheckpointError(f"{path} has no 'framework' section; it is not a starVLA training configuration")
     return content
+
+
+def base_model(run: Path, config: Mapping[str, Any]) -> tuple[str, Path | None]:
+    """The name of the run's vision-language model, and its directory: where config.yaml says, or inside the run."""
+    stated = str((config["framework"].get("qwenvl") or {}).get("base_vlm") or "")
+    name = Path(stated).name
+    places = [run / stated, Path(stated), run / name] if stated else []
+    return name, next((place for place in places if place != run and place.is_dir()), None)
 
 
 def open_run_weights(run: Path) -> tuple[TensorSource, tuple[str, ...]]:

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 import innerloop
 from innerloop.contract import CheckpointError, ObservationError, Previous
 from innerloop.engine import LoadedPolicy
 from innerloop.policies import FAMILIES
-from innerloop.policies.starvla.process import Scale
 from innerloop.process.fast import AnswerError, cosines
 from innerloop.process.pipeline import Context
+from innerloop.process.starvla import Scale
 from recipes.tiny import qwen, starvla
 
 GOLDEN = np.load("tests/golden/starvla.npz")
@@ -230,7 +231,7 @@ def test_known_data_needs_no_addition(tmp_path: Path) -> None:
     directory = edited(tmp_path, run, innerloop={})
     policy = innerloop.load(edited(directory, run, innerloop={}), device="cpu")
     assert policy.config.cameras == ("primary_image", "wrist_image")
-    assert policy.config.action_mode == "min_max"
+    assert policy.config.robot.action == "min_max"
     policy.close()
 
 
@@ -258,6 +259,17 @@ def test_the_latest_step_is_taken_and_said(tmp_path: Path) -> None:
     (place / "steps_9_model.safetensors").write_bytes(b"not read")
     policy = innerloop.load(tmp_path / "checkpoints", device="cpu")
     assert any("steps_10" in note for note in policy.notes)
+    policy.close()
+
+
+def test_a_torch_file_is_read_as_well(tmp_path: Path) -> None:
+    run, case = starvla.RUNS["oft"], starvla.CASES["oft"][0]
+    place = starvla.write(tmp_path, run) / "checkpoints"
+    tensors = {name: torch.from_numpy(value) for name, value in starvla.tensors(run).items()}
+    torch.save(tensors, place / "steps_20_pytorch_model.pt")
+    (place / "steps_10_model.safetensors").unlink()
+    policy = innerloop.load(tmp_path, device="cpu")
+    np.testing.assert_allclose(policy.infer(seen(run, case)).normalized, GOLDEN["oft.0"], atol=TOLERANCE, rtol=0)
     policy.close()
 
 

@@ -3,18 +3,19 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from innerloop.blocks import qwen3_vl
 from innerloop.blocks.dit import DiTSizes
 from innerloop.blocks.qwen3 import Qwen3Sizes
-from innerloop.blocks.qwen3_vision import Qwen3VisionSizes
+from innerloop.blocks.qwen3_published import published
 from innerloop.blocks.qwen3_vl import Qwen3VLSizes
 from innerloop.contract import CheckpointError
 from innerloop.process.qwen3vl import ImageRules, Slots
+from innerloop.process.starvla import Robot, read_robot
 from innerloop.weights import Checkpoint
 from innerloop.weights.source import read_json
+from innerloop.weights.starvla import base_model
 
 ALIASES = {"QwenFM": "QwenPI", "QwenFAST": "QwenFast"}
 LAYERWISE = ("QwenPI", "QwenPI_v3")
@@ -24,32 +25,6 @@ LARGEST_IMAGE = 1200  # patches of a 640x480 image, where the run does not fix a
 ANSWER = 128  # FAST tokens of one chunk
 # starVLA GR00T_ActionHeader.py DiTConfig: heads, head_dim
 DIT = {"DiT-B": (12, 64), "DiT-L": (32, 48)}
-# The data sets' own names for their cameras and how their values were normalised are in starVLA's code, not in a run:
-# examples/simBenchmarks/*/train_files/data_registry/data_config.py.
-ROBOTS: dict[str, dict[str, Any]] = {
-    "oxe_bridge": {"cameras": ["image_0"], "action": "q99", "state": "q99"},
-    "oxe_rt1": {"cameras": ["image"], "action": "q99", "state": "q99"},
-    "libero": {"cameras": ["primary_image", "wrist_image"], "action": "min_max", "gripper": "none"},
-}
-MODES = ("q99", "min_max", "mean_std", "none")
-PATCH = 16
-TOWER = {"patch_size": PATCH, "image_size": 48 * PATCH}  # Qwen3-VL: 48 x 48 learned positions
-
-
-class Tower(NamedTuple):
-    """Published sizes of one Qwen3-VL."""
-
-    language: tuple[int, int, int, int]  # width, depth, mlp, heads
-    vision: tuple[int, int, int]  # width, mlp, layers
-    deepstack: tuple[int, ...]
-
-
-# Qwen/Qwen3-VL-*-Instruct config.json; 8 K/V heads of 128, vision heads 16, vocabulary 151936
-PUBLISHED = {
-    "Qwen3-VL-2B": Tower((2048, 28, 6144, 16), (1024, 4096, 24), (5, 11, 17)),
-    "Qwen3-VL-4B": Tower((2560, 36, 9728, 32), (1024, 4096, 24), (5, 11, 17)),
-    "Qwen3-VL-8B": Tower((4096, 36, 12288, 32), (1152, 4304, 27), (8, 16, 24)),
-}
 
 
 @dataclass(frozen=True)
@@ -62,21 +37,23 @@ class StarVlaConfig:
     slots: Slots
     image_size: tuple[int, int] | None  # width and height of the first resize
     template: str | None  # around the instruction
-    cameras: tuple[str, ...]
     chunk: int
     steps: int
     max_action_dim: int
     state_dim: int  # of the state that the head takes as a vector, 0 without
     state_in_text: bool
-    action_mode: str
-    state_mode: str
-    gripper_raw: bool  # the last action dimension passes as it is
+    robot: Robot
     dit: DiTSizes | None
     hidden: int  # of the heads' small products
     future_tokens: int
     positions: int  # rows of the action position table, 0 without
     buckets: int
     answer: int  # tokens that QwenFast may decode
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """In training order."""
+        return self.robot.cameras
 
     @property
     def prompt_capacity(self) -> int:
@@ -115,44 +92,21 @@ def default(name: str, dit: str, cameras: int, chunk: int, steps: int) -> StarVl
     run = {
         "framework": {"name": name, "action_model": action},
         "datasets": {"vla_data": {"obs_image_size": [224, 224], "include_state": name == "QwenPI_v3"}},
-        "innerloop": {"cameras": list(names), "action": "q99", "state": "none"},
     }
-    return _assemble(run, published("Qwen3-VL-4B"), rules, "random weights", None)
+    return _assemble(run, published("Qwen3-VL-4B"), rules, Robot(names, "q99"), None)
 
 
 def read(checkpoint: Checkpoint, horizon: int | None) -> StarVlaConfig:
     """StarVlaConfig of a run. Raises CheckpointError for what it does not say, with the line that would say it."""
     sizes, rules = _backbone(checkpoint)
-    return _assemble(checkpoint.config, sizes, rules, checkpoint.assets or "", horizon)
-
-
-def vlm_directory(checkpoint: Checkpoint) -> Path | None:
-    """Where the run's Qwen3-VL lies, if it lies here: framework.qwenvl.base_vlm, as a path or inside the run."""
-    stated = str((checkpoint.config["framework"].get("qwenvl") or {}).get("base_vlm") or "")
-    places = [checkpoint.path / stated, Path(stated), checkpoint.path / Path(stated).name] if stated else []
-    return next((place for place in places if place != checkpoint.path and place.is_dir()), None)
-
-
-def published(name: str) -> Qwen3VLSizes:
-    """Both towers of a published Qwen3-VL, by the start of its name."""
-    found = next((tower for known, tower in PUBLISHED.items() if name.startswith(known)), None)
-    if found is None:
-        raise CheckpointError(
-            f"config.yaml framework.qwenvl.base_vlm names '{name}'; known sizes are {sorted(PUBLISHED)}. "
-            "Put that model's directory (config.json, tokenizer.json, preprocessor_config.json) into the run"
-        )
-    (width, depth, mlp, heads), (inner, wide, layers), deepstack = found
-    vision = Qwen3VisionSizes(inner, wide, layers, 16, **TOWER, out=width, deepstack=deepstack)
-    return Qwen3VLSizes(vision, Qwen3Sizes(width, depth, mlp, heads, 8, 128, 151936))
+    robot = read_robot(checkpoint.config, checkpoint.assets or "")
+    return _assemble(checkpoint.config, sizes, rules, robot, horizon)
 
 
 def _backbone(checkpoint: Checkpoint) -> tuple[Qwen3VLSizes, ImageRules]:
-    place = vlm_directory(checkpoint)
-    stated = str((checkpoint.config["framework"].get("qwenvl") or {}).get("base_vlm") or "")
+    name, place = base_model(checkpoint.path, checkpoint.config)
     described = place is not None and (place / "config.json").is_file()
-    sizes = (
-        qwen3_vl.read_sizes(read_json(place / "config.json")) if place and described else published(Path(stated).name)
-    )
+    sizes = qwen3_vl.read_sizes(read_json(place / "config.json")) if place and described else published(name)
     files = [folder / "preprocessor_config.json" for folder in (checkpoint.path, place) if folder is not None]
     rules = next((ImageRules.read(file) for file in files if file.is_file()), ImageRules())
     # a vocabulary with action tokens is longer than the published one
@@ -161,35 +115,30 @@ def _backbone(checkpoint: Checkpoint) -> tuple[Qwen3VLSizes, ImageRules]:
 
 
 def _assemble(
-    run: Mapping[str, Any], sizes: Qwen3VLSizes, rules: ImageRules, robot: str, horizon: int | None
+    run: Mapping[str, Any], sizes: Qwen3VLSizes, rules: ImageRules, robot: Robot, horizon: int | None
 ) -> StarVlaConfig:
     name = ALIASES.get(str(run["framework"]["name"]), str(run["framework"]["name"]))
     action, data = dict(run["framework"].get("action_model") or {}), _data(run)
-    settings = _robot(run, robot)
-    cameras = tuple(str(name) for name in settings["cameras"])
     chunk, size = _chunk(action, horizon), data.get("obs_image_size")
     dit = _dit(name, action, sizes.language)
     state, taken = int(action.get("state_dim") or 0), str(data.get("include_state", False)) != "False"
     resized = (int(size[0]), int(size[1])) if size and name != "QwenFast" else None  # starVLA's QwenFast does not
     patches = LARGEST_IMAGE if resized is None else math.prod(rules.grid(resized[1], resized[0]))
     room = TEXT_ROOM + (chunk if name == "QwenOFT" else 0)
-    tokens = len(cameras) * (patches // rules.merge**2 + 2) + room
+    tokens = len(robot.cameras) * (patches // rules.merge**2 + 2) + room
     return StarVlaConfig(
         framework=name,
         vlm=_cut(sizes, dit) if name in LAYERWISE and dit else sizes,
         rules=rules,
-        slots=Slots(len(cameras), patches, -(-tokens // 64) * 64),
+        slots=Slots(len(robot.cameras), patches, -(-tokens // 64) * 64),
         image_size=resized,
         template=data.get("CoT_prompt"),
-        cameras=cameras,
         chunk=chunk,
         steps=int(action.get("num_inference_timesteps") or 4) if name in FLOW else 1,
         max_action_dim=int(action.get("action_dim") or 7),
         state_dim=state if taken and name in ("QwenPI", "QwenGR00T") else 0,
         state_in_text=taken and name in ("QwenPI_v3", "QwenOFT"),
-        action_mode=settings["action"],
-        state_mode=settings["state"],
-        gripper_raw=settings["gripper"] == "none",
+        robot=robot,
         dit=dit,
         hidden=int(action.get("hidden_size") or 1024) if name == "QwenGR00T" else 1024,
         future_tokens=int(action.get("num_target_vision_tokens") or 32),
@@ -241,25 +190,6 @@ def _chunk(action: Mapping[str, Any], horizon: int | None) -> int:
     if horizon is not None and horizon != int(stated):
         raise CheckpointError(f"horizon={horizon} was asked of a run trained with action_horizon {stated}")
     return int(stated)
-
-
-def _robot(run: Mapping[str, Any], tag: str) -> Mapping[str, Any]:
-    """cameras, action, state, gripper: from the run's own `innerloop` section, else from what is known of its data."""
-    mix = str(_data(run).get("data_mix") or "")
-    robot: dict[str, Any] = {
-        **ROBOTS.get("libero" if mix.startswith("libero") else tag, {}),
-        **(run.get("innerloop") or {}),
-    }
-    modes = [robot.get("action"), robot.setdefault("state", "none")]
-    gripper = robot.setdefault("gripper", "mask")
-    if not robot.get("cameras") or any(mode not in MODES for mode in modes) or gripper not in ("mask", "none"):
-        raise CheckpointError(
-            f"a starVLA run does not say which cameras it was trained with nor how values were normalised, and data set "
-            f"'{tag}' (data_mix '{mix}') is not known: add to config.yaml\n"
-            f"  innerloop: {{cameras: [names in training order], action: MODE, state: MODE}}\nMODE is one of "
-            f"{', '.join(MODES)}; gripper: none where the last action dimension was not normalised"
-        )
-    return robot
 
 
 def _data(run: Mapping[str, Any]) -> Mapping[str, Any]:

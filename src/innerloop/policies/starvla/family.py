@@ -2,12 +2,12 @@
 
 from functools import partial
 
-from innerloop.policies.interface import Family
+from innerloop.policies.interface import Family, Processor
 from innerloop.policies.starvla import config
 from innerloop.policies.starvla.model import FLOAT32, StarVla
 from innerloop.policies.starvla.plan import build, sample
-from innerloop.policies.starvla.process import processor, synthetic
 from innerloop.policies.starvla.weights import name_table
+from innerloop.process.starvla import processor, synthetic
 from innerloop.weights import Checkpoint
 
 
@@ -24,8 +24,12 @@ def _family(name: str, framework: str, summary: str, dit: str | None = None) -> 
         plans=build,
         sample=sample,
         default=partial(config.default, framework, dit or "DiT-B"),
-        synthetic=synthetic,
+        synthetic=_synthetic,
     )
+
+
+def _synthetic(sizes: config.StarVlaConfig) -> Processor:
+    return synthetic(sizes, sizes.vlm.language.vocab_size)
 
 
 def _recognises(framework: str, dit: str | None, checkpoint: Checkpoint) -> bool:

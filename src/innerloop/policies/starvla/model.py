@@ -8,11 +8,11 @@ from torch import nn
 from innerloop.blocks import dit, qwen3
 from innerloop.blocks.dit import DiT, DiTSizes
 from innerloop.blocks.qwen3_vl import Qwen3VL
-from innerloop.blocks.stack import Stack
-from innerloop.kernels import activation, euler, linear, norm
+from innerloop.blocks.regression import RegressionHead
+from innerloop.kernels import euler, linear, norm
 from innerloop.policies.starvla.config import StarVlaConfig
 
-EPS = 1e-5  # torch.nn.LayerNorm's default, as projections and the regression head have it
+EPS = 1e-5  # torch.nn.LayerNorm's default, as the projections have it
 # Read in float32 at any precision: applied once a checkpoint, or around the solver's own values.
 FLOAT32 = (*(f"head.dit.{name}" for name in dit.FLOAT32), "head.encode_in_*", "head.decode_out_*")
 
@@ -104,43 +104,6 @@ class FlowHead(nn.Module):
         rows = self.dit(tokens, tables[0], memory, valid)[:, -chunk:].contiguous()
         hidden = linear.linear(rows, self.decode_in_weight, self.decode_in_bias, activation="relu")
         return euler.project_and_step(hidden, self.decode_out_weight, self.decode_out_bias, x, 1.0 / self.config.steps)
-
-
-class Residual(nn.Module):
-    """Layer norm, product, ReLU, added to what came in."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm_weight, self.norm_bias = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
-        self.weight, self.bias = _affine(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [B, T, width] -> [B, T, width]."""
-        normed = norm.layer_norm(x, self.norm_weight, self.norm_bias, EPS)
-        return x + linear.linear(normed, self.weight, self.bias, activation="relu")
-
-
-class RegressionHead(nn.Module):
-    """Hidden states of the placeholder tokens to actions (QwenOFT; moojink/openvla-oft action_heads.py)."""
-
-    def __init__(self, width: int, dims: int) -> None:
-        super().__init__()
-        self.norm_in_weight, self.norm_in_bias = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
-        self.in_weight, self.in_bias = _affine(2 * width, width)
-        self.blocks = Stack([Residual(2 * width) for _ in range(2)])
-        wide = 2 * width
-        self.norm_out_weight, self.norm_out_bias = nn.Parameter(torch.empty(wide)), nn.Parameter(torch.empty(wide))
-        self.out_weight, self.out_bias = _affine(dims, wide)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [B, chunk, width] -> [B, chunk, dims]."""
-        normed = norm.layer_norm(x, self.norm_in_weight, self.norm_in_bias, EPS)
-        x = activation.activate(linear.linear(normed, self.in_weight, self.in_bias), "relu")
-        for block in self.blocks:
-            x = block(x)
-        return linear.linear(
-            norm.layer_norm(x, self.norm_out_weight, self.norm_out_bias, EPS), self.out_weight, self.out_bias
-        )
 
 
 class StarVla(nn.Module):

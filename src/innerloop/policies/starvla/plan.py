@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from innerloop.blocks import qwen3_vl
+from innerloop.blocks import qwen3_answer, qwen3_vl
 from innerloop.blocks.qwen3_vl import LANGUAGE_READS
 from innerloop.contract import Buffer, Plan, Role, Stage
-from innerloop.policies.starvla import answer
 from innerloop.policies.starvla.config import LAYERWISE, StarVlaConfig
 from innerloop.policies.starvla.model import StarVla
 
@@ -51,12 +50,18 @@ def _around(model: StarVla) -> tuple[list[Stage], list[Stage]]:
     if config.dit is not None:
         state = [_state_stage(model)] if config.state_token else []
         return [_tables_stage(model)], [*state, _action_stage(model)]
-    return [], [_regression_stage(model) if config.framework == "QwenOFT" else answer.action_stage(model)]
+    return [], [_regression_stage(model) if config.framework == "QwenOFT" else _answer_stage(model)]
 
 
 def _context(model: StarVla, capacity: int) -> Stage:
-    text = model.config.framework == "QwenFast"
-    return answer.context_stage(model, capacity) if text else _context_stage(model, capacity)
+    if model.config.framework != "QwenFast":
+        return _context_stage(model, capacity)
+    return qwen3_answer.context_stage(model.backbone.language, model.vocabulary, capacity)
+
+
+def _answer_stage(model: StarVla) -> Stage:
+    config = model.config
+    return qwen3_answer.answer_stage(model.backbone.language, model.vocabulary, config.slots, config.answer)
 
 
 def capacities(config: StarVlaConfig) -> tuple[int, ...]:
@@ -70,7 +75,7 @@ def _buffers(config: StarVlaConfig, batch: int, dtype: torch.dtype) -> list[Buff
     action = (batch, c.chunk, c.max_action_dim)
     noise = Buffer("noise", action, f32, Role.INPUT)  # the heads without a solver have it too, unread
     if c.framework == "QwenFast":
-        return [noise, *answer.buffers(c, batch, dtype)]
+        return [noise, *qwen3_answer.buffers(c.vlm.language, c.slots, c.answer, batch, dtype)]
     ends = [noise, Buffer("actions", action, f32, Role.OUTPUT)]
     if c.dit is None:
         rows = Buffer("query_rows", (batch, c.chunk), torch.int32, Role.INPUT)
@@ -153,24 +158,12 @@ def _regression_stage(model: StarVla) -> Stage:
 
 
 def sample(config: StarVlaConfig, batch: int, capacity: int) -> dict[str, Any]:
-    """Made-up inputs that use a plan to its full: whole slots and a sequence of `capacity` tokens."""
-    slots, rng, merge = config.slots, np.random.default_rng(0), config.rules.merge
-    visual, rows = slots.image_tokens(merge), np.full((batch, slots.tokens), -1, np.int32)
-    rows[:, 4 : 4 + visual] = np.arange(visual)
-    side = config.vlm.vision.merge
-    grid = (side, slots.patches // side) if config.image_size is None else config.rules.grid(*config.image_size[::-1])
-    inputs: dict[str, Any] = {
-        "pixels": rng.integers(0, 256, (batch, slots.images, slots.patches * config.vlm.vision.patch_bytes), np.uint8),
-        "grids": np.full((batch, slots.images, 2), grid, np.int32),
-        "tokens": rng.integers(0, config.vlm.language.vocab_size, (batch, slots.tokens), dtype=np.int32),
-        "positions": np.broadcast_to(np.arange(slots.tokens, dtype=np.int32), (batch, 3, slots.tokens)).copy(),
-        "visual_rows": rows,
-        "prompt_length": np.full((batch, 1), capacity, np.int32),
-        "noise": rng.standard_normal((batch, config.chunk, config.max_action_dim), dtype=np.float32),
-    }
+    """Made-up inputs that use a plan to its full."""
+    rng, first = np.random.default_rng(1), capacity - config.chunk
+    inputs = qwen3_vl.sample(config.vlm, config.slots, batch, capacity)
+    inputs["noise"] = rng.standard_normal((batch, config.chunk, config.max_action_dim), dtype=np.float32)
     if config.state_token:
         inputs["state"] = rng.uniform(-1, 1, (batch, config.state_dim)).astype(np.float32)
     if config.framework == "QwenOFT":
-        first = capacity - config.chunk
         inputs["query_rows"] = np.broadcast_to(np.arange(first, capacity, dtype=np.int32), (batch, config.chunk)).copy()
     return inputs

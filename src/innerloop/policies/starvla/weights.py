@@ -1,6 +1,6 @@
 """Checkpoint names of a starVLA run."""
 
-from innerloop.blocks import dit, qwen3_names, qwen3_vl
+from innerloop.blocks import dit, qwen3_names, qwen3_vl, regression
 from innerloop.policies.starvla.config import LAYERWISE, StarVlaConfig
 from innerloop.weights.load import NameTable
 
@@ -21,7 +21,7 @@ def name_table(config: StarVlaConfig) -> NameTable:
         if config.framework in LAYERWISE:
             ignored += [f"{HEAD}model.proj_out_*", *_beyond(config)]
     elif config.framework == "QwenOFT":
-        targets |= _regression()
+        targets |= regression.names(f"{HEAD}model.", "regression.")
     else:
         targets |= qwen3_names.head(config.vlm.language, LANGUAGE, f"{VLM}lm_head.weight", "vocabulary.")
         ignored = [f"{VLM}lm_head.weight"] if config.vlm.language.tied else []
@@ -55,12 +55,3 @@ def _flow(config: StarVlaConfig) -> dict[str, tuple[str, ...]]:
             names[f"projections.norm_{kind}"] = tuple(f"project_layers.{block}.0.{kind}" for block in blocks)
             names[f"projections.{kind}"] = tuple(f"project_layers.{block}.1.{kind}" for block in blocks)
     return names
-
-
-def _regression() -> dict[str, tuple[str, ...]]:
-    pairs = {"norm_in_": "layer_norm1.", "in_": "fc1.", "norm_out_": "layer_norm2.", "out_": "fc2."}
-    for i in range(2):
-        pairs |= {f"blocks.{i}.norm_": f"mlp_resnet_blocks.{i}.ffn.0.", f"blocks.{i}.": f"mlp_resnet_blocks.{i}.ffn.1."}
-    return {
-        f"regression.{our}{k}": (f"{HEAD}model.{their}{k}",) for our, their in pairs.items() for k in ("weight", "bias")
-    }

@@ -1,31 +1,104 @@
-"""Observation -> chat turn and patches; normalised actions -> robot units, as starVLA's policy server does it."""
+"""starVLA: observation -> chat turn and patches; normalised actions -> robot units, as its policy server does it."""
 
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
 
 from innerloop.contract import CheckpointError, ObservationError, Previous
-from innerloop.policies.starvla.config import StarVlaConfig, vlm_directory
 from innerloop.process.build import ACTION, Edge
 from innerloop.process.cameras import Cameras
 from innerloop.process.fast import FastTokenizer
 from innerloop.process.image import ImageSpec, to_frame
 from innerloop.process.pipeline import Context, Draft, LimitStep, Pipeline, Processor, Widths, WidthStep
-from innerloop.process.qwen3vl import ChatTokenizer, Encoder, Special
+from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots, Special
 from innerloop.process.recipe import STATE
 from innerloop.process.state import discretize
 from innerloop.weights import Checkpoint
+from innerloop.weights.starvla import base_model
 
 FIRST_ACTION, END = "<robot_action_0>", "<|im_end|>"
 PLACEHOLDER = "\U0001f50d"  # starVLA QwenOFT.py action_token
 STATE_LIMIT = 2.2  # starVLA transform/state_action.py clamps what q99 normalises
 THRESHOLD = 0.5
+MODES = ("q99", "min_max", "mean_std", "none")
 STATISTICS = {"q99": ("q01", "q99"), "min_max": ("min", "max"), "mean_std": ("mean", "std")}
+
+
+@dataclass(frozen=True)
+class Robot:
+    """What a run's data has: cameras in training order, how values were normalised.
+
+    gripper_raw: the last action dimension was not.
+    """
+
+    cameras: tuple[str, ...]
+    action: str
+    state: str = "none"
+    gripper_raw: bool = False
+
+
+# The data sets' own names for their cameras and how their values were normalised are in starVLA's code, not in a run:
+# examples/simBenchmarks/*/train_files/data_registry/data_config.py.
+ROBOTS = {
+    "oxe_bridge": Robot(("image_0",), "q99", "q99"),
+    "oxe_rt1": Robot(("image",), "q99", "q99"),
+    "libero": Robot(("primary_image", "wrist_image"), "min_max", gripper_raw=True),
+}
+
+
+def read_robot(run: Mapping[str, Any], tag: str) -> Robot:
+    """From the run's own `innerloop` section, else from what is known of its data. Raises CheckpointError."""
+    data = (run.get("datasets") or {}).get("vla_data") or {}
+    mix, own = str(data.get("data_mix") or ""), dict(run.get("innerloop") or {})
+    known = ROBOTS.get("libero" if mix.startswith("libero") else tag)
+    if known is None and not {"cameras", "action"} <= set(own):
+        raise CheckpointError(
+            f"a starVLA run does not say which cameras it was trained with nor how values were normalised, and data set "
+            f"'{tag}' (data_mix '{mix}') is not known: add to config.yaml\n"
+            f"  innerloop: {{cameras: [names in training order], action: MODE, state: MODE}}\nMODE is one of "
+            f"{', '.join(MODES)}; gripper: none where the last action dimension was not normalised"
+        )
+    robot = known or Robot((), "none")
+    cameras, action = tuple(str(name) for name in own.get("cameras", robot.cameras)), own.get("action", robot.action)
+    state, gripper = own.get("state", robot.state), own.get("gripper", "none" if robot.gripper_raw else "mask")
+    if not cameras or action not in MODES or state not in MODES or gripper not in ("mask", "none"):
+        raise CheckpointError(
+            f"config.yaml innerloop: cameras {list(cameras)}, action '{action}', state '{state}', gripper '{gripper}'; "
+            f"cameras are names, action and state one of {', '.join(MODES)}, gripper mask or none"
+        )
+    return Robot(cameras, action, state, gripper == "none")
+
+
+class Sizes(Protocol):
+    """What the processing needs of a run's configuration."""
+
+    @property
+    def framework(self) -> str: ...
+    @property
+    def robot(self) -> Robot: ...
+    @property
+    def rules(self) -> ImageRules: ...
+    @property
+    def slots(self) -> Slots: ...
+    @property
+    def image_size(self) -> tuple[int, int] | None: ...
+    @property
+    def template(self) -> str | None: ...
+    @property
+    def chunk(self) -> int: ...
+    @property
+    def max_action_dim(self) -> int: ...
+    @property
+    def state_dim(self) -> int: ...
+    @property
+    def state_token(self) -> bool: ...
+    @property
+    def state_in_text(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -109,7 +182,7 @@ class ScaleStep:
 class TurnStep:
     """Frames and instruction -> one chat turn. placeholder: the id that QwenOFT's head reads, None elsewhere."""
 
-    config: StarVlaConfig
+    config: Sizes
     cameras: Cameras
     spec: ImageSpec
     encoder: Encoder
@@ -181,17 +254,19 @@ class AnswerProcessor(StarVlaProcessor):
         return super().finish(self._fast.actions(fast, self.widths.chunk, self.widths.max_action), context)
 
 
-def processor(config: StarVlaConfig, checkpoint: Checkpoint, edge: Edge) -> Processor:
+def processor(config: Sizes, checkpoint: Checkpoint, edge: Edge) -> Processor:
     """From a run directory. Raises CheckpointError before weights are read."""
     stats = checkpoint.statistics
-    state = Scale.of(config.state_mode, stats.get(STATE, {}), "state", gripper_raw=False)
-    action = Scale.of(edge.normalization or config.action_mode, stats.get(ACTION, {}), "action", config.gripper_raw)
+    state = Scale.of(config.robot.state, stats.get(STATE, {}), "state", gripper_raw=False)
+    action = Scale.of(
+        edge.normalization or config.robot.action, stats.get(ACTION, {}), "action", config.robot.gripper_raw
+    )
     if action.width not in (0, config.max_action_dim):
         raise CheckpointError(
             f"dataset_statistics.json covers {action.width} action dimensions, config.yaml says action_dim "
             f"{config.max_action_dim}"
         )
-    place = vlm_directory(checkpoint)
+    _, place = base_model(checkpoint.path, checkpoint.config)
     files = [checkpoint.tokenizer, place and place / "tokenizer.json"]
     file = Path(edge.tokenizer) if edge.tokenizer else next((path for path in files if path and path.is_file()), None)
     if file is None:
@@ -211,9 +286,8 @@ def processor(config: StarVlaConfig, checkpoint: Checkpoint, edge: Edge) -> Proc
     return AnswerProcessor(parts, FastTokenizer.open(checkpoint.path / "fast"), first[0], frozenset(tokenizer.ids(END)))
 
 
-def synthetic(config: StarVlaConfig) -> Processor:
+def synthetic(config: Sizes, vocabulary: int) -> Processor:
     """For random weights: one token a word, values as they are."""
-    vocabulary = config.vlm.language.vocab_size
     special, reserved = Special(vocabulary - 3, vocabulary - 2, vocabulary - 1), vocabulary // 4
 
     def encode(text: str) -> list[int]:
@@ -231,10 +305,8 @@ def synthetic(config: StarVlaConfig) -> Processor:
     return AnswerProcessor(parts, fast, 0, frozenset())
 
 
-def _parts(
-    config: StarVlaConfig, edge: Edge, scales: tuple[Scale, Scale], tokenizer: ChatTokenizer, state_width: int
-) -> Parts:
-    cameras, action = Cameras(config.cameras, edge.rename), edge.action_dim or config.max_action_dim
+def _parts(config: Sizes, edge: Edge, scales: tuple[Scale, Scale], tokenizer: ChatTokenizer, state_width: int) -> Parts:
+    cameras, action = Cameras(config.robot.cameras, edge.rename), edge.action_dim or config.max_action_dim
     if config.state_dim and state_width != config.state_dim:
         raise CheckpointError(f"the head takes a state of {config.state_dim} values, the statistics have {state_width}")
     needed = bool(config.state_dim) or config.state_in_text
@@ -252,10 +324,10 @@ def _parts(
     return pipeline.push(turn), cameras, widths, np.float32, _facts(config, scales, widths)
 
 
-def _facts(config: StarVlaConfig, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
+def _facts(config: Sizes, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
     return {
         "family": config.framework,
-        "cameras": list(config.cameras),
+        "cameras": list(config.robot.cameras),
         "image": {"resized_to": config.image_size, "then": "Qwen3-VL smart resize, bicubic", "resized_by": "host"},
         "state": {
             "width": widths.state,
@@ -263,5 +335,5 @@ def _facts(config: StarVlaConfig, scales: Sequence[Scale], widths: Widths) -> di
             "input": "prompt" if config.state_in_text else "vector" if config.state_dim else "none",
         },
         "action": {"width": widths.action, "horizon": widths.chunk, "mode": scales[1].mode},
-        "prompt": {"template": config.template, "capacity": config.prompt_capacity},
+        "prompt": {"template": config.template, "capacity": config.slots.tokens},
     }
