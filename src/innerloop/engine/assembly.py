@@ -1,0 +1,168 @@
+"""Memory plan, allocation, weights, plans, captured runtime; in this order."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from innerloop import __version__
+from innerloop.blocks.expert import ActionExpert
+from innerloop.contract import (
+    Plan,
+    Role,
+)
+from innerloop.engine.loaded import LoadedPolicy
+from innerloop.engine.placement import Placement
+from innerloop.kernels import launch, skinny, use_kernels
+from innerloop.policies import Family
+from innerloop.policies.interface import PolicyConfig, Processor
+from innerloop.runtime.machine import Machine
+from innerloop.weights import (
+    Account,
+    MemoryPlan,
+    TensorSource,
+    digest_json,
+    fingerprint,
+    free_memory,
+    load_weights,
+)
+
+Progress = Callable[[str, int, int], None]  # what, done, total
+Announce = Callable[[str], None]  # one line, or the memory plan, before something that takes time or memory
+
+
+class Identity(NamedTuple):
+    """Digests of what a checkpoint holds beside its weights."""
+
+    statistics: str
+    processors: str
+    adapter: str | None
+
+
+NO_FILES = Identity("", "", None)
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """Weights drawn on the device: normal with standard deviation 1/sqrt(fan in), 0.1 for vectors."""
+
+    seed: int
+
+    def fill(self, parameters: Mapping[str, torch.Tensor]) -> str:
+        """Fill in place; returns a digest that names the draw."""
+        for index, (_, parameter) in enumerate(sorted(parameters.items())):
+            generator = torch.Generator(parameter.device).manual_seed(self.seed * 100_003 + index)
+            deviation = 0.1 if parameter.dim() < 2 else parameter.shape[1] ** -0.5
+            parameter.normal_(0.0, deviation, generator=generator)
+        return digest_json({"random": self.seed, "device": next(iter(parameters.values())).device.type})
+
+
+def assemble(
+    family: Family,
+    config: PolicyConfig,
+    placement: Placement,
+    processor: Processor,
+    source: TensorSource | RandomWeights,
+    identity: Identity,
+    memory_cap: int | None = None,
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+) -> LoadedPolicy:
+    """Memory plan, allocation, weights, plans, captured runtime; in this order."""
+    clock = [time.perf_counter()]
+    with torch.device("meta"):
+        model = family.model(config)
+    dtypes = dtypes_of(model, family, placement.dtype)
+    sketch = family.plans(model, placement.batch, placement.dtype, "")
+    memory = memory_plan(model, dtypes, next(iter(sketch.values())))
+    say = announce or (lambda _: None)
+    say(f"memory plan on {placement.device}\n{memory}")
+    memory.check(memory_cap, free_memory(placement.device))
+    parameters = _allocate(model, dtypes, placement.device)
+    clock.append(time.perf_counter())
+    account, digest = _fill(parameters, source, family, config, progress)
+    packed = _pack(model, placement, config)
+    clock.append(time.perf_counter())
+    # the config too: a rotary base or a period changes actions without changing a shape
+    manifest = {**next(iter(sketch.values())).manifest(), "config": repr(config)}
+    mark = fingerprint(
+        weights=digest,
+        **identity._asdict(),
+        precision=placement.precision,
+        plan=manifest,
+        kernels={"innerloop": __version__},
+    )
+    plans = family.plans(model, placement.batch, placement.dtype, mark)
+    tuned = _take_tuning(placement.device)
+    if account is not None:
+        say(str(account))
+    if placement.device.type == "cuda":
+        say(f"compiling, capturing and checking {len(plans)} prompt capacities: {', '.join(map(str, plans))} tokens")
+    samples = {capacity: family.sample(config, placement.batch, capacity) for capacity in plans}
+    with use_kernels(placement.kernels):  # the machine keeps the choice
+        runtime = Machine(plans, placement.device, samples=samples)
+    clock.append(time.perf_counter())
+    parts = dict(zip(("allocate", "weights", "capture"), np.diff(clock).tolist(), strict=True))
+    return LoadedPolicy(
+        family, config, placement, model, processor, runtime, account, memory, mark, packed, tuned, parts
+    )
+
+
+def _take_tuning(device: torch.device) -> int:
+    """How many launch choices of `innerloop tune` belong to this device and these versions."""
+    file = launch.tuned_file()
+    return launch.load(file, device) if device.type == "cuda" and file.is_file() else 0
+
+
+def dtypes_of(model: nn.Module, family: Family, dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """Parameter name -> dtype; what the family keeps in float32 stays so."""
+
+    def kept(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in family.float32)
+
+    return {name: torch.float32 if kept(name) else dtype for name, _ in model.named_parameters()}
+
+
+def memory_plan(model: nn.Module, dtypes: Mapping[str, torch.dtype], plan: Plan) -> MemoryPlan:
+    """Weights and buffers, by role."""
+    weights = [(n, p.numel() * dtypes[n].itemsize, "weights") for n, p in model.named_parameters()]
+    buffers = [(b.name, b.bytes, b.role.value) for role in Role for b in plan.by_role(role)]
+    return MemoryPlan.of([*weights, *buffers])
+
+
+def _allocate(model: nn.Module, dtypes: Mapping[str, torch.dtype], device: torch.device) -> dict[str, torch.Tensor]:
+    real: dict[str, torch.Tensor] = {}
+    for name, parameter in list(model.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        empty = torch.empty(parameter.shape, dtype=dtypes[name], device=device)
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(empty, requires_grad=False))
+        real[name] = empty
+    return real
+
+
+def _fill(
+    parameters: Mapping[str, torch.Tensor],
+    source: TensorSource | RandomWeights,
+    family: Family,
+    config: PolicyConfig,
+    progress: Progress | None,
+) -> tuple[Account | None, str]:
+    if isinstance(source, RandomWeights):
+        return None, source.fill(parameters)
+    report = None if progress is None else lambda done, total: progress("weights", done, total)
+    account = load_weights(parameters, source, family.name_table(config), progress=report)
+    return account, account.digest
+
+
+def _pack(model: nn.Module, placement: Placement, config: PolicyConfig) -> bool:
+    """Whether the expert's products are now laid out as the few-row kernels read them."""
+    rows = placement.batch * config.chunk
+    if placement.kernels != "fused" or not skinny.supported(placement.device, placement.dtype, rows):
+        return False
+    experts = [module for module in model.modules() if isinstance(module, ActionExpert)]
+    return all(expert.pack() for expert in experts)

@@ -1,0 +1,207 @@
+"""A policy that is ready: observations in, chunks out, from any thread."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import nn
+
+from innerloop import __version__
+from innerloop.contract import (
+    Chunk,
+    ObservationError,
+    Plan,
+    Previous,
+    Receipt,
+)
+from innerloop.engine.placement import Placement
+from innerloop.policies import Family
+from innerloop.policies.interface import Processor
+from innerloop.runtime.machine import Machine
+from innerloop.weights import (
+    Account,
+    MemoryPlan,
+)
+
+BATCH_SESSION = "innerloop batch"
+
+
+@dataclass
+class LoadedPolicy:
+    """A checkpoint ready to decide. Satisfies contract.Policy; safe to call from any thread."""
+
+    family: Family
+    config: Any  # the family's own; a policies.interface.PolicyConfig
+    placement: Placement
+    model: nn.Module
+    processor: Processor
+    runtime: Machine
+    account: Account | None
+    memory: MemoryPlan
+    fingerprint: str
+    packed: bool  # the expert's products are in the few-row kernels' layout
+    tuned: int  # launch choices taken over from `innerloop tune`
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of each part of loading
+    notes: tuple[str, ...] = ()  # what a user should know of the checkpoint but need not change
+    statistics: str = ""  # the set of statistics chosen, where sets have names
+
+    @property
+    def plans(self) -> Mapping[int, Plan]:
+        """Prompt capacity -> plan, over the same buffers."""
+        return self.runtime.plans
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a client must know: plain data."""
+        return {
+            "policy": self.family.name,
+            "fingerprint": self.fingerprint,
+            "precision": self.placement.precision,
+            "device": str(self.placement.device),
+            "kernels": self.kernels,
+            "cameras": list(self.config.cameras),
+            "horizon": self.config.chunk,
+            "steps": self.config.steps,
+            "prompt_capacities": list(self.plans),
+            "max_batch": self.placement.batch,
+            "engine": __version__,
+            "memory": self.memory.by_role(),
+            "state_dim": self.processor.widths.state,
+            "action_dim": self.processor.widths.action,
+            "processing": self.processor.describe(),
+        }
+
+    @property
+    def kernels(self) -> str:
+        """What really runs: reference, operators or fused; `+skinny` where the expert's few-row CUDA kernels do."""
+        if self.placement.device.type == "cpu":
+            return "reference"
+        tuned = f", {self.tuned} tuned launches" if self.tuned else ""
+        return f"{self.placement.kernels}{'+skinny' if self.packed else ''}{tuned}"
+
+    def infer(
+        self,
+        observation: Mapping[str, Any],
+        *,
+        noise: np.ndarray | None = None,
+        seed: int | None = None,
+        session: str = "default",
+        previous: Previous | None = None,
+    ) -> Chunk:
+        """One decision from {"images": {camera: uint8 HWC}, "state": float [n], "prompt": str}.
+
+        noise float32 [horizon, max_action_dim] pins the solver's start; seed draws the same on every machine;
+        neither draws fresh noise. previous: what the new chunk continues (real-time chunking).
+        Raises ObservationError and NonFiniteError.
+        """
+        if self.placement.batch > 1:
+            return self.infer_batch(
+                [observation], noises=[noise], seeds=[seed], sessions=[session], previous=[previous]
+            )[0]
+        started = time.perf_counter()
+        row = self._row(observation, noise, seed, previous)
+        processed = time.perf_counter()
+        decision = self.runtime.decide(session, row.inputs, row.capacity)
+        decided = time.perf_counter()
+        normalized = decision.outputs["actions"]
+        actions = self.processor.finish(normalized, row.context)
+        timing = _timing((started, processed, decided, time.perf_counter()), decision.timing)
+        return Chunk(actions, normalized, timing, self._receipt(row, decision.stages, row.capacity))
+
+    def infer_batch(
+        self,
+        observations: Sequence[Mapping[str, Any]],
+        *,
+        noises: Sequence[np.ndarray | None],
+        seeds: Sequence[int | None],
+        sessions: Sequence[str],
+        previous: Sequence[Previous | None] = (),
+    ) -> list[Chunk]:
+        """One decision for up to `batch` robots at once; row i depends on input i alone.
+
+        Rows share one session of the runtime, since another robot may stand in a row each time: every stage runs.
+        """
+        size = self.placement.batch
+        if not 0 < len(observations) <= size:
+            raise ObservationError(f"{len(observations)} observations for a policy loaded with batch={size}")
+        if size == 1:
+            only = previous[0] if previous else None
+            return [self.infer(observations[0], noise=noises[0], seed=seeds[0], session=sessions[0], previous=only)]
+        started = time.perf_counter()
+        given = zip(observations, noises, seeds, previous or [None] * len(observations), strict=True)
+        rows = [self._row(*each) for each in given]
+        processed = time.perf_counter()
+        capacity = max(row.capacity for row in rows)
+        filled = [*rows, *[rows[-1]] * (size - len(rows))]
+        decision = self.runtime.decide(BATCH_SESSION, [row.inputs for row in filled], capacity)
+        decided = time.perf_counter()
+        normalized = decision.outputs["actions"][: len(rows)]
+        actions = [self.processor.finish(n, row.context) for n, row in zip(normalized, rows, strict=True)]
+        timing = _timing((started, processed, decided, time.perf_counter()), decision.timing)
+        return [
+            Chunk(a, n, timing, self._receipt(row, decision.stages, capacity))
+            for a, n, row in zip(actions, normalized, rows, strict=True)
+        ]
+
+    def capacity(self, tokens: int) -> int:
+        """The smallest captured prompt capacity that holds `tokens`."""
+        for capacity in sorted(self.plans):
+            if tokens <= capacity:
+                return capacity
+        raise ObservationError(
+            f"the prompt has {tokens} tokens; this checkpoint holds {max(self.plans)}. Shorten the prompt"
+        )
+
+    def session(self, name: str) -> Any:
+        """The state of one robot or episode: snapshot, restore, fork, reset."""
+        return self.runtime.session(name)
+
+    def reset(self, session: str = "default") -> None:
+        """Forget a session's episode."""
+        self.runtime.session(session).reset()
+
+    def close(self) -> None:
+        """Stop the device thread and free graphs and buffers."""
+        self.runtime.close()
+
+    def _row(
+        self, observation: Mapping[str, Any], noise: np.ndarray | None, seed: int | None, previous: Previous | None
+    ) -> "_Row":
+        prepared = self.processor.prepare(observation)
+        inputs = {**prepared.inputs, "noise": self.processor.noise(noise, seed)}
+        if previous is not None:
+            inputs |= self.processor.guidance(previous, prepared.context)
+        return _Row(inputs, prepared.context, self.capacity(prepared.context.prompt_tokens), seed)
+
+    def _receipt(self, row: "_Row", stages: tuple[str, ...], capacity: int) -> Receipt:
+        return Receipt(
+            fingerprint=self.fingerprint,
+            policy=self.family.name,
+            precision=self.placement.precision,
+            device=str(self.placement.device),
+            kernels=self.kernels,
+            stages=stages,
+            capacity=capacity,
+            prompt_tokens=row.context.prompt_tokens,
+            seed=row.seed,
+            statistics=self.statistics,
+            weights_version=self.runtime.weights_version,
+        )
+
+
+class _Row(NamedTuple):
+    """One robot's part of a decision."""
+
+    inputs: dict[str, Any]
+    context: Any
+    capacity: int
+    seed: int | None
+
+
+def _timing(clock: tuple[float, float, float, float], device: Mapping[str, float]) -> dict[str, float]:
+    """Milliseconds from the four marks of a decision: begun, processed, decided, ended."""
+    begun, processed, decided, ended = (1e3 * t for t in clock)
+    parts = {"preprocess": processed - begun, "decide": decided - processed, "postprocess": ended - decided}
+    return {**parts, **device, "total": ended - begun}

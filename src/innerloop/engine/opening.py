@@ -1,0 +1,135 @@
+"""From a directory, or from nothing but a family's name, to a policy; or only to a sketch of one."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from innerloop.contract import (
+    CheckpointError,
+)
+from innerloop.engine.assembly import (
+    NO_FILES,
+    Announce,
+    Identity,
+    Progress,
+    RandomWeights,
+    assemble,
+    dtypes_of,
+    memory_plan,
+)
+from innerloop.engine.loaded import LoadedPolicy
+from innerloop.engine.placement import place
+from innerloop.kernels import Kernels
+from innerloop.policies import FAMILIES, detect
+from innerloop.process.build import Edge
+from innerloop.weights import (
+    MemoryPlan,
+    digest_json,
+    open_checkpoint,
+    processors_digest,
+    statistics_digest,
+)
+
+
+def load(
+    path: str | Path,
+    *,
+    device: str | None = None,
+    precision: str | None = None,
+    horizon: int | None = None,
+    edge: Edge = Edge(),
+    assets: str | None = None,
+    adapter: str | Path | None = None,
+    memory_cap: int | None = None,
+    batch: int = 1,
+    kernels: Kernels = "fused",
+    progress: Progress | None = None,
+    announce: Announce | None = None,
+) -> LoadedPolicy:
+    """A checkpoint directory (LeRobot, openpi PyTorch or Orbax) -> a policy that is ready.
+
+    precision: fp32 or bf16 (default bf16 on CUDA, fp32 elsewhere). horizon: only where an openpi directory does not
+    state it. assets: which statistics, where there are several. edge: what only the caller knows (camera renames, image
+    layout, tokenizer, limits, what an openpi directory does not say).
+    memory_cap: bytes. Raises CheckpointError, MemoryPlanError or PrecisionError before weights are read where it can.
+    """
+    started = time.perf_counter()
+    placement = place(device, precision, batch, kernels)
+    checkpoint = open_checkpoint(Path(path), assets=assets, adapter=Path(adapter) if adapter else None)
+    family = detect(checkpoint)
+    config = family.config(checkpoint, horizon)
+    processor = family.processor(config, checkpoint, edge)
+    adapter_config = checkpoint.adapter_config
+    identity = Identity(
+        statistics_digest(checkpoint.statistics),
+        processors_digest(checkpoint.preprocessor, checkpoint.postprocessor),
+        None if adapter_config is None else digest_json(adapter_config),
+    )
+    opened = time.perf_counter()
+    policy = assemble(
+        family, config, placement, processor, checkpoint.tensors, identity, memory_cap, progress, announce
+    )
+    policy.seconds = {"open": opened - started, **policy.seconds}
+    policy.notes, policy.statistics = checkpoint.notes, checkpoint.assets or ""
+    return policy
+
+
+def random_policy(
+    family: str,
+    *,
+    cameras: int = 2,
+    chunk: int = 10,
+    steps: int = 10,
+    device: str | None = None,
+    precision: str | None = None,
+    batch: int = 1,
+    kernels: Kernels = "fused",
+    seed: int = 0,
+) -> LoadedPolicy:
+    """The published full size with random weights, for speed: no files, no tokenizer, synthetic statistics."""
+    if family not in FAMILIES:
+        raise CheckpointError(f"no family '{family}'; there are {sorted(FAMILIES)}")
+    kind = FAMILIES[family]
+    config = kind.default(cameras, chunk, steps)
+    placement = place(device, precision, batch, kernels)
+    processor = kind.synthetic(config)
+    return assemble(kind, config, placement, processor, RandomWeights(seed), NO_FILES)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """What a checkpoint would become, from headers alone: a manifest a prompt capacity, memory, plain details."""
+
+    manifests: list[dict[str, Any]]
+    memory: MemoryPlan
+    details: dict[str, Any]
+
+
+def sketch(
+    path: str | Path, *, precision: str | None = None, horizon: int | None = None, assets: str | None = None
+) -> Sketch:
+    """Plan and memory of a checkpoint directory. Allocates nothing; raises CheckpointError as `load` would."""
+    placement = place("cpu", precision or "bf16", 1, "fused")
+    checkpoint = open_checkpoint(Path(path), assets=assets)
+    family = detect(checkpoint)
+    config = family.config(checkpoint, horizon)
+    with torch.device("meta"):
+        model = family.model(config)
+    plans = family.plans(model, 1, placement.dtype, "")
+    memory = memory_plan(model, dtypes_of(model, family, placement.dtype), next(iter(plans.values())))
+    details = {
+        "family": family.summary,
+        "layout": checkpoint.layout,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "precision": placement.precision,
+        "cameras": list(config.cameras),
+        "chunk": config.chunk,
+        "steps": config.steps,
+        "prompt capacities": list(plans),
+        "statistics": {name: sorted(stats) for name, stats in checkpoint.statistics.items()},
+        "notes": list(checkpoint.notes),
+    }
+    return Sketch([plan.manifest() for plan in plans.values()], memory, details)
