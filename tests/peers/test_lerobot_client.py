@@ -227,7 +227,7 @@ def test_the_sessions_of_clients_that_left_are_closed(serving, robot_client):
     client = robot_client(server)
     assert client.start()
     drive(client, steps=5)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 8
     while server.worker.sessions() and time.monotonic() < end:
         time.sleep(0.02)
     assert server.worker.sessions() == []

@@ -25,6 +25,7 @@ from innerloop.serve.worker import State, Worker
 log = logging.getLogger(__name__)
 SERVICE = "transport.AsyncInference"
 WAIT_SECONDS = 2.0  # how long GetActions waits for an observation before it answers with nothing
+GONE_SECONDS = 3.0  # without a GetActions call, which the client otherwise always has open: its session ends
 FRAME_RATE = 30.0  # LeRobot's default control rate, Hz, where the policy's metadata has no 'fps'
 GRACE_SECONDS = 2.0
 EMPTY = b""
@@ -153,6 +154,7 @@ class LeRobotTransport:
             raise
         finally:
             robot.calls -= 1
+            asyncio.get_running_loop().call_later(GONE_SECONDS, self._end_if_silent, context.peer(), robot)
 
     async def _next(self, robot: Robot, context: Any) -> bytes:
         try:
@@ -187,8 +189,14 @@ class LeRobotTransport:
         robot.seen = time.monotonic()
         return robot
 
+    def _end_if_silent(self, peer: str, robot: Robot) -> None:
+        """A robot that leaves between two calls leaves no trace but its silence; it may still come back."""
+        if not robot.calls and time.monotonic() - robot.seen >= GONE_SECONDS / 2:
+            self._worker.leave(peer)
+
     def _prune(self) -> None:
-        limit = time.monotonic() - self._options.session_timeout
+        full = len(self._robots) >= self._options.max_clients
+        limit = time.monotonic() - (GONE_SECONDS if full else self._options.session_timeout)
         for peer, robot in list(self._robots.items()):
             if not robot.calls and robot.seen < limit:
                 self._forget(peer, robot)

@@ -9,7 +9,9 @@ import asyncio
 import io
 import logging
 import math
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -27,7 +29,16 @@ log = logging.getLogger(__name__)
 LIMITS = {"max_array_len": MAX_ITEMS, "max_map_len": MAX_ITEMS, "max_str_len": MAX_TEXT, "max_ext_len": 0}
 HEARTBEAT_MS = 10_000
 LINGER_MS = 1000
+SILENT_SECONDS = 10.0  # after which a peer makes room for new ones; ZeroMQ does not say who hung up
 QUEUE = 16  # messages held for one client; a REQ socket never has more than one
+
+
+@dataclass
+class Peer:
+    """One REQ socket; `seen` on the monotonic clock."""
+
+    rate: Rate
+    seen: float = field(default_factory=time.monotonic)
 
 
 class GrootTransport:
@@ -42,7 +53,7 @@ class GrootTransport:
         self._socket = self._context.socket(zmq.ROUTER)
         self._reader: asyncio.Task[None] | None = None
         self._answers: set[asyncio.Task[None]] = set()
-        self._rates: dict[bytes, Rate] = {}
+        self._peers: dict[bytes, Peer] = {}  # longest silent first
 
     async def start(self) -> None:
         """Bind the port."""
@@ -83,9 +94,9 @@ class GrootTransport:
             task.add_done_callback(self._answers.discard)
 
     async def _serve(self, identity: bytes, message: bytes) -> None:
-        client = f"zmq-{identity.hex()}"
+        client = _client(identity)
         try:
-            self._spend(identity)
+            self._meet(identity).spend()
             answer = await self._answer(client, message)
         except (MessageError, RequestError) as error:
             code = error.code if isinstance(error, RequestError) else "bad_request"
@@ -93,13 +104,24 @@ class GrootTransport:
         try:
             await self._socket.send_multipart([identity, b"", encode(answer)])
         except zmq.ZMQError:  # EHOSTUNREACH: nobody waits for this answer any more
-            self._rates.pop(identity, None)
-            self._worker.leave(client)
+            self._forget(identity)
 
-    def _spend(self, identity: bytes) -> None:
-        if len(self._rates) > 16 * self._options.max_clients:  # REQ sockets get a new identity at every connection
-            self._rates.clear()
-        self._rates.setdefault(identity, Rate(self._options.rate)).spend()
+    def _meet(self, identity: bytes) -> Rate:
+        """The rate of a peer; a new one may end the session of one that has long been silent."""
+        peer = self._peers.pop(identity, None)
+        if peer is None:
+            peer = Peer(Rate(self._options.rate))
+            oldest = next(iter(self._peers), None)
+            crowded = len(self._peers) >= self._options.max_clients // 2
+            if oldest is not None and crowded and time.monotonic() - self._peers[oldest].seen > SILENT_SECONDS:
+                self._forget(oldest)
+        peer.seen = time.monotonic()
+        self._peers[identity] = peer
+        return peer.rate
+
+    def _forget(self, identity: bytes) -> None:
+        self._peers.pop(identity, None)
+        self._worker.leave(_client(identity))
 
     async def _answer(self, client: str, message: bytes) -> Any:
         endpoint, token = read_head(message)
@@ -148,6 +170,10 @@ class GrootTransport:
 
     def _metadata(self) -> Mapping[str, Any]:
         return self._worker.policy.metadata if self._worker.policy is not None else {}
+
+
+def _client(identity: bytes) -> str:
+    return f"zmq-{identity.hex()}"
 
 
 def read_head(message: bytes) -> tuple[str, str | None]:

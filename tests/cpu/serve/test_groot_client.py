@@ -269,6 +269,17 @@ def test_sessions_of_vanished_robots_end(serving):
     client(server).get_action(batched(observation(1)))
 
 
+def test_clients_that_come_and_go_do_not_use_up_the_sessions(serving, monkeypatch):
+    monkeypatch.setattr("innerloop.serve.zmq.SILENT_SECONDS", 0.0)
+    make, _ = serving
+    server = make(FakePolicy(), max_clients=6).ready()
+    for number in range(20):
+        one = PolicyClient(server.server.port)
+        one.get_action(batched(observation(number)))
+        one.close()
+    assert len(server.server.worker.sessions()) <= 4
+
+
 def test_arrays_survive_the_journey_in_both_orders():
     for array in (
         np.arange(6, dtype=np.uint8).reshape(2, 3),

@@ -214,6 +214,30 @@ def test_a_robot_that_vanishes_leaves_nothing_behind(helpers, robots):
         assert server.server._transport._robots == {}
 
 
+def test_a_robot_that_leaves_between_two_calls_is_noticed_and_may_come_back(helpers, robots, monkeypatch):
+    monkeypatch.setattr("innerloop.serve.grpc.GONE_SECONDS", 0.3)
+    with Running(FakePolicy(), protocol="lerobot") as server:
+        robot = robots(server.ready()).start(helpers)
+        robot.observe(helpers, observation(1))
+        robot.GetActions(b"")
+        assert len(server.server.worker.sessions()) == 1
+        wait_until(lambda: not server.server.worker.sessions())
+        robot.observe(helpers, observation(2))
+        timed = actions_in(robot.GetActions(b""), helpers, monkeypatch)
+        np.testing.assert_array_equal(timed[0].action.numpy(), expected(observation(2))[0])
+
+
+def test_robots_that_left_make_room_for_new_ones(helpers, robots, monkeypatch):
+    monkeypatch.setattr("innerloop.serve.grpc.GONE_SECONDS", 0.2)
+    with Running(FakePolicy(), protocol="lerobot", max_clients=3) as server:
+        server.ready()
+        for _ in range(3):
+            robots(server).start(helpers)
+        assert refused(robots(server).Ready, b"") == ("RESOURCE_EXHAUSTED", "3 robots are connected")
+        time.sleep(0.3)
+        robots(server).start(helpers)
+
+
 class Evil:
     """Pickles as a call of os.system."""
 

@@ -9,4 +9,6 @@ def test_mixed_load_with_hostile_messages():
     assert account["robots_ok"] > 100
     assert account["hostile"] == account["hostile_refused"] + account["hostile_closed"] > 50
     assert account["cut_off"] >= 50
-    assert account["outcomes"]["ok"] >= account["robots_ok"]  # some cut-off sessions were answered before the cut was seen
+    assert (
+        account["outcomes"]["ok"] >= account["robots_ok"]
+    )  # some cut-off sessions were answered before the cut was seen
