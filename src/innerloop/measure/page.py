@@ -57,14 +57,19 @@ def render(records: Sequence[Record], title: str = "innerloop measurements") -> 
         parts += [_cards(latency), *_latency_figures(latency)]
     for one in report.of_kind(records, LadderRecord):
         parts.append(
-            _figure(f"Ladder: {one.policy}", "The same decisions through ever more of the engine.", plots.ladder(one))
+            figure(f"Ladder: {one.policy}", "The same decisions through ever more of the engine.", plots.ladder(one))
         )
     for many in report.of_kind(records, BatchRecord):
-        parts.append(_figure(f"Batch: {many.policy}", "Decisions a second.", plots.batch_throughput(many)))
-        parts.append(_figure("", "Time a sample.", _legend(DEVICE_STAGES) + plots.batch_shares(many)))
+        parts.append(figure(f"Batch: {many.policy}", "Decisions a second.", plots.batch_throughput(many)))
+        parts.append(figure("", "Time a sample.", legend(DEVICE_STAGES) + plots.batch_shares(many)))
     for loop in report.of_kind(records, ControlRecord):
-        parts.append(_figure(f"Control time: {loop.policy}", _control_words(loop), plots.control(loop)))
-    parts.append(_tables(report.markdown(records)))
+        parts.append(figure(f"Control time: {loop.policy}", control_words(loop), plots.control(loop)))
+    parts.append(tables(report.markdown(records)))
+    return document(title, parts)
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A page of ready parts in the house's style."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head += f"<title>{html.escape(title)}</title><style>{_STYLE}{_classes()}</style>"
     return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(parts)}</body></html>\n"
@@ -72,19 +77,19 @@ def render(records: Sequence[Record], title: str = "innerloop measurements") -> 
 
 def _latency_figures(records: Sequence[LatencyRecord]) -> list[str]:
     caption = "From received bytes to actions in robot units, p50 of each stage. Grey is the host, colour the device."
-    figures = [_figure("Where the time goes", caption, _legend(SEVEN) + plots.stage_bars(records))]
+    figures = [figure("Where the time goes", caption, legend(SEVEN) + plots.stage_bars(records))]
     compared = [record for record in records if record.against]
     if compared:
         caption = "p50 of the whole call, same weights, inputs and noise, one run."
-        figures.append(_figure("Beside the others", caption, plots.against_bars(compared)))
+        figures.append(figure("Beside the others", caption, plots.against_bars(compared)))
     caption = "Latency that the given share of calls stays within; a flat line is a steady policy."
-    figures.append(_figure("How steady it is", caption, plots.distribution(records)))
+    figures.append(figure("How steady it is", caption, plots.distribution(records)))
     groups: dict[tuple[str, str], list[LatencyRecord]] = {}
     for record in records:
         groups.setdefault((record.device, record.precision), []).append(record)
     for place, ((device, precision), group) in enumerate(groups.items()):
         words = f"{device}, {precision}: each stage of each record under the roof that was measured beside it."
-        figures.append(_figure("" if place else "How far from the roof", words, plots.roofline(group)))
+        figures.append(figure("" if place else "How far from the roof", words, plots.roofline(group)))
     return figures
 
 
@@ -97,24 +102,28 @@ def _cards(records: Sequence[LatencyRecord]) -> str:
     cards.append((f"{best.host_share:.0%}", "of the call is host work"))
     for name, ms in best.against.items():
         cards.append((f"{number(ms / best.p50_ms)}x", f"faster than {name} ({number(ms)} ms)"))
-    return '<div class="cards">' + "".join(_card(value, words) for value, words in cards) + "</div>"
+    return '<div class="cards">' + "".join(card(value, words) for value, words in cards) + "</div>"
 
 
-def _card(value: str, words: str) -> str:
+def card(value: str, words: str) -> str:
+    """A figure and what it is."""
     return f'<div class="card"><b>{html.escape(value)}</b><span>{html.escape(words)}</span></div>'
 
 
-def _figure(title: str, caption: str, body: str) -> str:
+def figure(title: str, caption: str, body: str) -> str:
+    """A chart or picture under its heading."""
     head = f"<h2>{html.escape(title)}</h2>" if title else ""
     return f"{head}<figure><figcaption>{html.escape(caption)}</figcaption>{body}</figure>"
 
 
-def _legend(names: Sequence[str]) -> str:
+def legend(names: Sequence[str]) -> str:
+    """The colours of stages."""
     items = [f'<span><i style="background:var(--{name})"></i>{name}</span>' for name in names]
     return f'<div class="legend">{"".join(items)}</div>'
 
 
-def _control_words(record: ControlRecord) -> str:
+def control_words(record: ControlRecord) -> str:
+    """The verdict in a sentence."""
     return (
         f"{record.horizon} of {record.chunk} actions executed at {number(record.control_hz)} Hz: {record.bound}-bound "
         f"at {number(record.latency_ms)} ms a call; the bound flips at {number(record.flip_ms)} ms."
@@ -127,7 +136,7 @@ def _machines(records: Sequence[Record]) -> str:
     return f"{len(records)} records on {', '.join(devices)}, {times[0]} to {times[-1]}."
 
 
-def _tables(text: str) -> str:
+def tables(text: str) -> str:
     """The report's Markdown as HTML: it holds headings and tables only."""
     parts, rows = [], []
     for line in [*text.splitlines(), ""]:
