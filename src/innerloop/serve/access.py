@@ -38,7 +38,7 @@ class ServeOptions:
     certificate: Path | None = None
     private_key: Path | None = None
     max_message: int = 32 << 20
-    rate: float = 500.0
+    rate: float = 2000.0
     max_clients: int = 64
     session_timeout: float = 600.0
     limits: ActionLimits | None = None

@@ -7,7 +7,6 @@ import http.client
 import json
 import socket
 import struct
-import subprocess
 import urllib.error
 import urllib.request
 
@@ -142,19 +141,6 @@ def test_clients_beyond_the_limit_are_told_to_come_back():
             third = full.enter_context(websockets.sync.client.connect(server.url))
             with pytest.raises(ConnectionClosed, match="1013"):
                 third.recv()
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """A certificate for localhost and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    )
-    subprocess.run(
-        [*command.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True
-    )
-    return folder / "cert.pem", folder / "key.pem"
 
 
 def test_tls(certificate, monkeypatch):

@@ -86,8 +86,12 @@ def parts(data, size=20_000):
 class Robot:
     """The four calls on a connection of its own."""
 
-    def __init__(self, port, token=None):
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
+    def __init__(self, port, token=None, trusted=None):
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        if trusted is None:
+            self.channel = grpc.insecure_channel(f"127.0.0.1:{port}", options)
+        else:
+            self.channel = grpc.secure_channel(f"localhost:{port}", grpc.ssl_channel_credentials(trusted), options)
         metadata = [("authorization", f"Bearer {token}")] if token else None
         for name in METHODS:
             kind = self.channel.stream_unary if name == "SendObservations" else self.channel.unary_unary
@@ -200,6 +204,15 @@ def test_a_token_is_checked_before_the_message(helpers, robots):
         assert refused(robots(server).Ready, b"")[0] == "UNAUTHENTICATED"
         assert refused(robots(server, token="wrong token").SendObservations, parts(b"x"))[0] == "UNAUTHENTICATED"
         robots(server, token="correct horse").start(helpers)
+
+
+def test_tls(helpers, robots, certificate):
+    with Running(FakePolicy(), protocol="lerobot", certificate=certificate[0], private_key=certificate[1]) as server:
+        server.ready()
+        robot = robots(server, trusted=certificate[0].read_bytes()).start(helpers)
+        robot.observe(helpers, observation(1))
+        assert len(robot.GetActions(b"")) > 100
+        assert refused(robots(server).Ready, b"")[0] == "UNAVAILABLE"
 
 
 def test_a_robot_that_vanishes_leaves_nothing_behind(helpers, robots):
