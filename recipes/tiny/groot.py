@@ -5,6 +5,7 @@ Names and shapes are those of the official modules (NVIDIA/Isaac-GR00T, LeRobot 
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +235,44 @@ def tensors(seed: int = 0) -> dict[str, np.ndarray]:
         if name.endswith(".W"):  # stored [E, in, out]
             drawn[name] = value * np.float32(np.sqrt(np.prod(value.shape[1:]) / value.shape[1]))
     return drawn
+
+
+@dataclass(frozen=True)
+class Case:
+    """One observation of one robot; settings: changes of processor_kwargs; `present`: cameras that send a frame."""
+
+    robot: str
+    size: tuple[int, int]
+    prompt: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    present: int = 2
+    seed: int = 0
+
+
+CASES = {
+    "libero": Case(LIBERO, (48, 64), "Pick up the red block."),
+    "droid": Case(DROID, (85, 50), "push it: now!", seed=1),
+    "long": Case(DROID, (24, 24), "use the other hand, " * 6, {"use_percentiles": False}, seed=2),
+    "letterbox": Case(LIBERO, (30, 64), "", {"letter_box_transform": True, "crop_fraction": None}, present=1, seed=3),
+}
+
+
+def observation(case: Case) -> dict[str, Any]:
+    """What the robot of a case sees; its state leaves the range of the statistics."""
+    generator = np.random.default_rng(case.seed)
+    modality = modalities()[case.robot]
+    cameras = modality["video"]["modality_keys"]
+    width = sum(WIDTHS[key] for key in modality["state"]["modality_keys"])
+    return {
+        "images": {
+            name: qwen.picture(case.seed + i, *case.size) if i < case.present else None
+            for i, name in enumerate(cameras)
+        },
+        "state": (1.2 * generator.standard_normal(width)).astype(np.float32),
+        "prompt": case.prompt,
+    }
+
+
+def noise(case: Case, chunk: int = 8) -> np.ndarray:
+    """float32 [chunk, ACTION]."""
+    return np.random.default_rng([case.seed, 5]).standard_normal((chunk, ACTION)).astype(np.float32)

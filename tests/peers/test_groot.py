@@ -1,5 +1,6 @@
 """GR00T N1.7 against LeRobot 0.6.1, stage by stage: robots, image shapes and counts, prompt lengths, settings, no files."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 import innerloop
 from innerloop.contract import CheckpointError, ObservationError
 from innerloop.engine import NO_FILES, assemble, place
-from innerloop.measure.against.groot import LeRobotGroot, require
+from innerloop.measure.against.groot import LeRobotGroot
+from innerloop.measure.against.lerobot import require
 from innerloop.measure.parity import compare
 from innerloop.policies import FAMILIES
 from recipes.tiny import groot, qwen
@@ -140,6 +142,61 @@ def test_another_robot_is_another_policy(loaded, tmp_path):
     assert not compare(other, official, observation, noise).passed
     check(other, LeRobotGroot(directory, groot.LIBERO), observation)
     other.close()
+
+
+def saved(official, directory):
+    """What LeRobot's save_pretrained writes, with the sizes that it leaves to the base model."""
+    official._before.save_pretrained(directory)
+    official._after.save_pretrained(directory)
+    official.policy.save_pretrained(directory)
+    stated = json.loads((directory / "config.json").read_text())
+    own = groot.config()
+    stated["innerloop_architecture"] = {**own, **own["innerloop_architecture"]}
+    (directory / "config.json").write_text(json.dumps(stated))
+    for name, content in (
+        ("tokenizer.json", qwen.tokenizer_json()),
+        ("preprocessor_config.json", json.dumps(qwen.IMAGES)),
+    ):
+        (directory / name).write_text(content)
+    return directory
+
+
+@pytest.mark.parametrize("robot", [groot.LIBERO, groot.DROID])
+def test_a_directory_that_lerobot_saved(loaded, robot, tmp_path):
+    _, official = loaded(robot)
+    policy = innerloop.load(saved(official, tmp_path), device="cpu", precision="fp32")
+    check(policy, official, observe(policy, 11, ((48, 64),), "Stack it.", reach=1.5))
+    policy.close()
+
+
+def test_lerobots_own_statistics(loaded, tmp_path):
+    """A fine-tuned policy of a new robot: one vector of state and one of actions, bounded by the data set's extremes."""
+    _, official = loaded(groot.LIBERO)
+    names = {"observation.state": 8, "action": 7}
+    generator = np.random.default_rng(3)
+    reach = {name: generator.uniform(0.5, 2, width).astype(np.float32) for name, width in names.items()}
+    stats = {name: {"min": torch.from_numpy(-r), "max": torch.from_numpy(r)} for name, r in reach.items()}
+    base = official.config.base_model_path
+    official.config.base_model_path = str(tmp_path / "elsewhere")  # no processor files there
+    before, after = require("lerobot.policies.groot.processor_groot").make_groot_pre_post_processors(
+        official.config, stats
+    )
+    official.config.base_model_path = base
+    chat = next(step for step in before.steps if hasattr(step, "use_albumentations"))
+    chat.image_target_size, chat.image_crop_size, chat._proc = [24, 24], [21, 21], official._chat._proc
+    policy, other = loaded(groot.LIBERO)
+    kept = other._before, other._after
+    other._before, other._after = before, after
+    directory = saved(other, tmp_path / "saved")
+    theirs = innerloop.load(directory, device="cpu", precision="fp32")
+    frames = {name: qwen.picture(12 + i, 24, 24) for i, name in enumerate(policy.config.cameras)}
+    observation = {"images": frames, "state": 2 * generator.standard_normal(8).astype(np.float32), "prompt": "Go."}
+    report = compare(theirs, other, observation, np.zeros((8, groot.ACTION), np.float32))
+    other._before, other._after = kept
+    assert report.stage("state").max_abs <= 1e-6, report.text()
+    assert report.stage("tokens").max_abs == 0, report.text()
+    assert theirs.processor.describe()["embodiment"] == groot.LIBERO
+    theirs.close()
 
 
 def test_bf16_is_close(loaded, tmp_path):

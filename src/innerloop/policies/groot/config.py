@@ -16,7 +16,7 @@ from innerloop.process.qwen3vl import Slots
 from innerloop.weights import Checkpoint
 from innerloop.weights.embodiments import embodiment
 
-EXTENSION = "innerloop_architecture"  # the key of config.json under which a backbone of another size states its own
+EXTENSION = "innerloop_architecture"  # the key of config.json for sizes that are not the published ones and not in it
 CHAT_TOKENS = 5  # `<|im_start|>user\n` and `<|im_end|>\n`
 TEXT_CAPACITY = 128  # tokens of an instruction; the longest of the published data sets have some 60
 WIDEST = 16 / 9  # of frames whose aspect is kept: how much room a picture has
@@ -27,14 +27,22 @@ COSMOS_REASON2 = Qwen3VLSizes(
     Qwen3Sizes(width=2048, depth=28, mlp_dim=6144, heads=16, kv_heads=8, head_dim=128, vocab_size=151936),
 )
 # What this implementation is: a config.json that says otherwise is refused.
-FIXED: dict[str, Mapping[str, Any]] = {
-    "": {"use_vlln": True, "add_pos_embed": True, "use_alternate_vl_dit": True, "state_history_length": 1},
-    "diffusion_model_cfg": {
-        "positional_embeddings": None,
-        "norm_type": "ada_norm",
-        "interleave_self_attention": True,
-    },
-    "vl_self_attention_cfg": {"positional_embeddings": None},
+FIXED: tuple[Mapping[str, Any], ...] = (
+    {"use_vlln": True, "add_pos_embed": True, "use_alternate_vl_dit": True, "state_history_length": 1},
+    {"positional_embeddings": None, "norm_type": "ada_norm", "interleave_self_attention": True},
+    {"positional_embeddings": None},
+)
+TRANSFORMER = ("num_attention_heads", "attention_head_dim", "num_layers")
+SIZES = {
+    "embodiments": "max_num_embodiments",
+    "hidden": "hidden_size",
+    "places": "max_seq_len",
+    "text_every": "attend_text_every_n_blocks",
+    "chunk": "action_horizon",
+    "steps": "num_inference_timesteps",
+    "buckets": "num_timestep_buckets",
+    "max_state_dim": "max_state_dim",
+    "max_action_dim": "max_action_dim",
 }
 
 
@@ -97,13 +105,17 @@ class GrootConfig:
 
 def read(checkpoint: Checkpoint, horizon: int | None) -> GrootConfig:
     """Raises CheckpointError for what is missing, contradicts or is another architecture."""
-    stated, found = checkpoint.config, embodiment(checkpoint)
-    whole = qwen3_vl.read_sizes(stated[EXTENSION]) if EXTENSION in stated else COSMOS_REASON2
+    stated, own, found = checkpoint.config, checkpoint.config.get(EXTENSION), embodiment(checkpoint)
+    whole = qwen3_vl.read_sizes(own) if own else COSMOS_REASON2
+    if checkpoint.layout == "lerobot":  # LeRobot keeps the sizes in a base model elsewhere
+        config = _sized(own, whole) if own else default(1, 40, 4)
+        config = replace(config, steps=stated.get("num_inference_timesteps") or config.steps)
+    else:
+        config = _sized(stated, whole)
     video = found.modality.get("video") or {}
     rows, columns = image_rules(checkpoint.path, whole.vision).grid(*framing(found.settings).largest(WIDEST))
-    saved = checkpoint.layout == "lerobot"  # without sizes: LeRobot asks for the base model beside it
     config = replace(
-        default(1, 40, 4) if saved else _sized(stated, whole),
+        config,
         cameras=tuple(video.get("modality_keys") or found.cameras),
         frames=len(video.get("delta_indices") or (0,)),
         patches=rows * columns,
@@ -134,25 +146,16 @@ def default(cameras: int, chunk: int, steps: int) -> GrootConfig:
 
 def _sized(stated: Mapping[str, Any], whole: Qwen3VLSizes) -> GrootConfig:
     action, refiner = (_part(stated, name) for name in ("diffusion_model_cfg", "vl_self_attention_cfg"))
-    for part, fixed in ((stated, ""), (action, "diffusion_model_cfg"), (refiner, "vl_self_attention_cfg")):
-        wrong = {name: part[name] for name, value in FIXED[fixed].items() if part.get(name, value) != value}
+    for part, fixed in zip((stated, action, refiner), FIXED, strict=True):
+        wrong = {name: part[name] for name, value in fixed.items() if part.get(name, value) != value}
         if wrong:
-            raise CheckpointError(
-                f"config.json {fixed} says {wrong}, which is another model than the published GR00T N1.7"
-            )
-    width, heads = whole.language.width, (_whole(action, "num_attention_heads"), _whole(refiner, "num_attention_heads"))
-    wide = heads[1] * _whole(refiner, "attention_head_dim")
-    output, depth = _whole(action, "output_dim"), _whole(stated, "select_layer")
-    dit = DiTSizes(
-        heads[0],
-        _whole(action, "attention_head_dim"),
-        _whole(action, "num_layers"),
-        width,
-        interleave=True,
-        output=output,
-    )
+            raise CheckpointError(f"config.json says {wrong}, which is another model than the published GR00T N1.7")
+    width, depth = whole.language.width, _whole(stated, "select_layer")
+    heads, head_dim, layers, output = (_whole(action, name) for name in (*TRANSFORMER, "output_dim"))
+    dit = DiTSizes(heads, head_dim, layers, context_width=width, interleave=True, output=output)
+    heads, head_dim, layers = (_whole(refiner, name) for name in TRANSFORMER)
     for name, found, needed in (
-        ("vl_self_attention_cfg's width", wide, width),
+        ("vl_self_attention_cfg's width", heads * head_dim, width),
         ("input_embedding_dim", _whole(stated, "input_embedding_dim"), dit.width),
         ("select_layer", max(depth, whole.language.depth), whole.language.depth),
     ):
@@ -161,18 +164,10 @@ def _sized(stated: Mapping[str, Any], whole: Qwen3VLSizes) -> GrootConfig:
     return GrootConfig(
         backbone=Qwen3VLSizes(whole.vision, replace(whole.language, depth=depth)),
         backbone_layers=whole.language.depth,
-        refiner=VisionSizes(wide, 4 * wide, _whole(refiner, "num_layers"), heads[1], patch_size=1, image_size=1),
+        refiner=VisionSizes(width, 4 * width, layers, heads, patch_size=1, image_size=1),
         dit=dit,
         cameras=(),
-        embodiments=_whole(stated, "max_num_embodiments"),
-        hidden=_whole(stated, "hidden_size"),
-        places=_whole(stated, "max_seq_len"),
-        text_every=_whole(stated, "attend_text_every_n_blocks"),
-        chunk=_whole(stated, "action_horizon"),
-        steps=_whole(stated, "num_inference_timesteps"),
-        buckets=_whole(stated, "num_timestep_buckets"),
-        max_state_dim=_whole(stated, "max_state_dim"),
-        max_action_dim=_whole(stated, "max_action_dim"),
+        **{ours: _whole(stated, theirs) for ours, theirs in SIZES.items()},
     )
 
 

@@ -8,6 +8,7 @@ BACKBONE, HEAD = "backbone.model.model.", "action_head."
 # Saved beside what is run: the language head and final norm, layers above the selected one, a mask used in training.
 UNUSED = ("backbone.model.lm_head.*", f"{BACKBONE}language_model.norm.weight", f"{HEAD}mask_token")
 
+TIES = {f"{BACKBONE}language_model.embed_tokens.weight": "backbone.model.lm_head.weight"}  # LeRobot keeps one name
 LAYERS = {
     "state_in": "state_encoder.layer1",
     "state_out": "state_encoder.layer2",
@@ -29,7 +30,7 @@ def name_table(config: GrootConfig) -> NameTable:
     targets["place"] = (f"{HEAD}position_embedding.weight",)
     depth = config.backbone.language.depth
     above = tuple(f"{BACKBONE}language_model.layers.{i}.*" for i in range(depth, config.backbone_layers))
-    return NameTable(targets, {}, (("_groot_model.", ""),), (*UNUSED, *above))
+    return NameTable(targets, TIES, (("_groot_model.", ""),), (*UNUSED, *above))
 
 
 def _refiner(layers: int) -> dict[str, tuple[str, ...]]:

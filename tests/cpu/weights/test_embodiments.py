@@ -1,0 +1,70 @@
+"""Robots of a GR00T checkpoint: chosen by name, with their own numbers, or refused with what is missing."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from innerloop.contract import CheckpointError
+from innerloop.weights import ProcessorStep, open_checkpoint
+from innerloop.weights.embodiments import embodiment
+from recipes.tiny import groot
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return groot.write(tmp_path)
+
+
+def test_one_robot_is_read(directory: Path) -> None:
+    checkpoint = open_checkpoint(directory, assets=groot.DROID)
+    found = embodiment(checkpoint)
+    assert (checkpoint.layout, checkpoint.assets, found.name, found.index) == ("groot", groot.DROID, groot.DROID, 3)
+    assert checkpoint.statistics["relative_action.eef_9d"]["min"].shape == (8, 9)
+    assert set(found.statistics["state"]) == {"eef_9d", "gripper_position", "joint_position"}
+    assert found.modality["video"]["modality_keys"] == ["exterior", "wrist"]
+    assert "modality_configs" not in found.settings
+
+
+def test_several_robots_need_a_choice(directory: Path) -> None:
+    with pytest.raises(CheckpointError, match="serves 2 robots.*libero_sim.*assets=NAME"):
+        open_checkpoint(directory)
+    with pytest.raises(CheckpointError, match="no robot 'gr1'.*libero_sim"):
+        open_checkpoint(directory, assets="gr1")
+
+
+def test_an_only_robot_is_taken(directory: Path) -> None:
+    path = directory / "statistics.json"
+    path.write_text(json.dumps({groot.LIBERO: json.loads(path.read_text())[groot.LIBERO]}))
+    assert open_checkpoint(directory).assets == groot.LIBERO
+
+
+def test_a_robot_without_a_number_is_refused(directory: Path) -> None:
+    (directory / "embodiment_id.json").write_text(json.dumps({groot.LIBERO: 2}))
+    with pytest.raises(CheckpointError, match="gives 'oxe_droid.*no number.*plausible and be wrong"):
+        open_checkpoint(directory, assets=groot.DROID)
+
+
+@pytest.mark.parametrize("name", ["statistics.json", "processor_config.json", "embodiment_id.json"])
+def test_missing_files_are_named(directory: Path, name: str) -> None:
+    (directory / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        open_checkpoint(directory, assets=groot.DROID)
+
+
+def test_statistics_that_are_not_finite_are_named(directory: Path) -> None:
+    path = directory / "statistics.json"
+    content = json.loads(path.read_text())
+    content[groot.LIBERO]["state"]["x"]["q99"][0] = float("nan")
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"libero_sim state\.x: q99 is not finite"):
+        open_checkpoint(directory, assets=groot.LIBERO)
+
+
+def test_other_lerobot_processors_are_refused() -> None:
+    steps = (ProcessorStep("normalizer_processor"),)
+    saved: Any = SimpleNamespace(config={}, statistics={}, preprocessor=steps, postprocessor=None)
+    with pytest.raises(CheckpointError, match="no GR00T N1.7 steps"):
+        embodiment(saved)
