@@ -71,6 +71,18 @@ class Case:
         return [*results, *(own[n] for n in self.written)]
 
 
+class Pair(Case):
+    """A product whose shares and bias the following norm adds: x, weight, bias, residual, and the norm's weight."""
+
+    def call(self, module: Any, inputs: Inputs) -> Any:
+        """Both ops, from the modules of the same kind."""
+        ours = getattr(module, "__name__", "").endswith("triton")
+        norm = importlib.import_module(f"innerloop.kernels.norm.{'triton' if ours else 'reference'}")
+        x, weight, bias, residual, scale = inputs
+        delta, left = getattr(module, self.function)(x, weight, bias)
+        return norm.add_rms_norm(residual, delta, scale, 1e-6, False, left)
+
+
 def earned(label: str, ours: Tensor, same: Tensor, truth: Tensor, slack: float = 4e-6) -> tuple[float, float]:
     """Largest error of ours, and what is allowed: twice the same-dtype error and `slack` of the largest value."""
     if truth.numel() == 0:
@@ -226,6 +238,17 @@ def _rest() -> list[Case]:
         cost = linear_cost.linear(rows, columns, inner, bias=bias)
         return Case("linear", "linear", label, cost, make)
 
+    def pair(label: str, rows: int, columns: int, inner: int) -> Case:
+        bias = label.startswith("siglip")
+
+        def make(d: torch.device) -> Inputs:
+            weight = _random(d, columns, inner) * inner**-0.5
+            wide = _random(d, 1, rows, inner), weight, _random(d, columns) if bias else None
+            return *wide, _random(d, 1, rows, columns), _random(d, columns)
+
+        cost = linear_cost.linear(rows, columns, inner, bias=bias) + norm_cost.norm(rows, columns, added=True)
+        return Pair("linear", "deferred", f"{label}, add rms", cost, make)
+
     def image(height: int, width: int, dtype: torch.dtype) -> Case:
         def make(d: torch.device) -> Inputs:
             frames = torch.randint(0, 256, (1, 2, 1920 * 1080 * 3), dtype=torch.uint8, device=d)
@@ -255,6 +278,8 @@ def _rest() -> list[Case]:
         linear("siglip qkv", 512, 3456, 1152, None), linear("siglip fc1 + gelu", 512, 4304, 1152, "gelu_tanh"),
         linear("siglip fc2", 512, 1152, 4304, None), linear("gemma qkv", 576, 2560, 2048, None),
         linear("gemma gate-up", 576, 32768, 2048, None), linear("gemma down", 576, 2048, 16384, None),
+        linear("siglip patches", 512, 1152, 588, None), pair("siglip o", 512, 1152, 1152),
+        pair("siglip fc2", 512, 1152, 4304), pair("gemma o", 576, 2048, 2048), pair("gemma down", 576, 2048, 16384),
         image(224, 224, BF16), image(480, 640, BF16), image(1080, 1920, FP32),
         Case("embedding", "embed", "200x2048", embedding_cost.embed(200, 2048), embed),
         Case("timestep", "sincos", "10x1024", timestep_cost.sincos(10, 1024), sincos),

@@ -8,6 +8,8 @@ from innerloop.blocks.stack import Stack
 from innerloop.kernels import attention, linear, norm
 
 EPS = 1e-6  # SiglipVisionConfig.layer_norm_eps
+Shares = tuple[torch.Tensor, torch.Tensor | None]
+"""What `linear.deferred` leaves to the following norm: shares of a product, and a bias."""
 
 
 class SiglipLayer(nn.Module):
@@ -24,19 +26,19 @@ class SiglipLayer(nn.Module):
         self.up_weight, self.up_bias = nn.Parameter(torch.empty(f, d)), nn.Parameter(torch.empty(f))
         self.down_weight, self.down_bias = nn.Parameter(torch.empty(d, f)), nn.Parameter(torch.empty(d))
 
-    def attend(self, normed: torch.Tensor) -> torch.Tensor:
-        """[I, T, D] normed -> [I, T, D] projected attention output, bias included."""
+    def attend(self, normed: torch.Tensor, valid: torch.Tensor | None = None) -> Shares:
+        """[I, T, D] normed, valid int32 [I, T] -> shares of the projected attention output [I, T, D]."""
         images, tokens, width = normed.shape
         head = width // self.heads
         qkv = linear.linear(normed, self.qkv_weight, self.qkv_bias).view(images, tokens, 3, self.heads, head)
         q, k, v = qkv.unbind(2)
-        mixed = attention.attention(q, k, v, None, head**-0.5)
-        return linear.linear(mixed, self.out_weight, self.out_bias)
+        mixed = attention.attention(q, k, v, valid, head**-0.5)
+        return linear.deferred(mixed, self.out_weight, self.out_bias)
 
-    def mlp(self, normed: torch.Tensor) -> torch.Tensor:
-        """[I, T, D] normed -> [I, T, D], gelu_tanh between the two products."""
+    def mlp(self, normed: torch.Tensor) -> Shares:
+        """[I, T, D] normed -> shares of [I, T, D], gelu_tanh between the two products."""
         hidden = linear.linear(normed, self.up_weight, self.up_bias, activation="gelu_tanh")
-        return linear.linear(hidden, self.down_weight, self.down_bias)
+        return linear.deferred(hidden, self.down_weight, self.down_bias)
 
 
 class Siglip(nn.Module):
@@ -55,14 +57,16 @@ class Siglip(nn.Module):
     def forward(self, patches: torch.Tensor) -> torch.Tensor:
         """Each image attends to itself alone; images are the batch of every layer."""
         batch, cameras, tokens, _ = patches.shape
-        x = linear.linear(patches.flatten(0, 1), self.patch_weight, self.patch_bias) + self.position
+        x = linear.linear(patches.flatten(0, 1), self.patch_weight, self.patch_bias)
         first = self.layers[0]
-        normed = norm.layer_norm(x, first.norm1_weight, first.norm1_bias, EPS)
+        x, normed = norm.add_layer_norm(x, self.position, first.norm1_weight, first.norm1_bias, EPS)
         following = [(n.norm1_weight, n.norm1_bias) for n in list(self.layers)[1:]] + [
             (self.norm_weight, self.norm_bias)
         ]
         for layer, (weight, bias) in zip(self.layers, following, strict=True):
-            x, normed = norm.add_layer_norm(x, layer.attend(normed), layer.norm2_weight, layer.norm2_bias, EPS)
-            x, normed = norm.add_layer_norm(x, layer.mlp(normed), weight, bias, EPS)
+            delta, left = layer.attend(normed)
+            x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, EPS, left)
+            delta, left = layer.mlp(normed)
+            x, normed = norm.add_layer_norm(x, delta, weight, bias, EPS, left)
         projected = linear.linear(normed, self.projector_weight, self.projector_bias)
         return projected.view(batch, cameras * tokens, -1)

@@ -9,7 +9,7 @@ from innerloop.kernels.attention import triton as kernel
 from innerloop.kernels.launch import Launch
 
 DTYPES = (torch.float32, torch.bfloat16)
-SMALL = Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=1)
+SMALL = Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=1, BULK=0)
 
 
 def _qkv(sizes: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -55,7 +55,7 @@ def test_every_length_up_to_capacity() -> None:
 @pytest.mark.parametrize("split", [1, 2, 3, 5])
 def test_splits_over_keys(split: int) -> None:
     q, k, v = _qkv((2, 3, 80, 4, 1, 16), torch.float32)
-    choice = Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=split)
+    choice = Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=split, BULK=0)
     mask = _mask(k, v, [*range(17), *range(48, 53)], [79])
     with launch.forced({("attention.few", (12, 80, 16, 4, 1)): choice}), launch.recorded() as used:
         agree("attention", "attention", q, k, v, mask, 0.25)
@@ -93,3 +93,31 @@ def test_strided_views_of_one_projection() -> None:
 def test_the_same_bits_twice() -> None:
     q, k, v = _qkv((1, 4, 100, 4, 1, 16), torch.float32)
     assert torch.equal(kernel.attention(q, k, v, None, 0.25), kernel.attention(q, k, v, None, 0.25))
+
+
+@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize(("dim", "causal"), [(32, False), (16, True)])
+def test_bulk_copies(dim: int, causal: bool, split: int) -> None:
+    choice = Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=split, BULK=1)
+    q, k, v = _qkv((2, 9, 70, 4, 2, dim), torch.float32)
+    with (
+        launch.forced({("attention.many", (18, 70, dim, 4, m)): choice for m in (0, 1)}),
+        launch.forced({("attention.few", (18, 70, dim, 4, m)): choice for m in (0, 1)}),
+    ):
+        agree("attention", "attention", q, k, v, None, 0.2, causal)
+        mask = _mask(k, v, [*range(3, 40), *range(48, 64), 69], [*range(16, 64)])
+        agree("attention", "attention", q, k, v, mask, 0.2, causal)
+
+
+def test_bulk_copies_of_strided_views() -> None:
+    choice = Launch.of(4, 1, BLOCK_M=16, BLOCK_N=16, SPLIT=1, BULK=1)
+    with launch.forced({("attention.many", (64, 64, 32, 4, 0)): choice}):
+        agree("attention", "attention", *torch.randn(2, 64, 3, 2, 32).unbind(2), None, 0.2)
+        unaligned = torch.randn(2, 64, 3, 2, 33)[..., 1:]
+        agree("attention", "attention", *unaligned.unbind(2), None, 0.2)
+
+
+def test_only_aligned_whole_heads_are_copied_in_bulk() -> None:
+    assert kernel._copies_in_bulk(torch.zeros(1, 8, 2, 32))
+    for unfit in (torch.zeros(1, 8, 2, 33)[..., 1:], torch.zeros(1, 8, 2, 24), torch.zeros(1, 8, 2, 8)):
+        assert not kernel._copies_in_bulk(unfit)

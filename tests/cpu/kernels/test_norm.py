@@ -42,3 +42,22 @@ def test_a_constant_row_is_finite() -> None:
 def test_rows_that_are_not_contiguous() -> None:
     wide = torch.randn(2, 6, 80)
     agree("norm", "rms_norm", wide[:, ::2, :40], torch.randn(40), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shares", [1, 3])
+def test_shares_and_a_bias_are_added_once(shares: int, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        x, (weight, bias, left) = torch.randn(shape).to(dtype), (torch.randn(shape[-1]).to(dtype) for _ in range(3))
+        delta = torch.randn(shares, *shape).to(dtype)
+        for b in (None, left):
+            agree("norm", "add_rms_norm", x, delta, weight, 1e-6, True, b)
+            agree("norm", "add_layer_norm", x, delta, weight, bias, 1e-6, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_delta_that_every_batch_entry_shares(dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        x, delta, weight = torch.randn(shape).to(dtype), torch.randn(shape[1:]).to(dtype), torch.randn(shape[-1])
+        agree("norm", "add_layer_norm", x, delta, weight, None, 1e-6)
+        agree("norm", "add_rms_norm", x, delta, weight, 1e-6)

@@ -13,7 +13,7 @@ import triton.language as tl
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from bench.cases import Case, cases, earned
-from innerloop.kernels import launch, use_kernels
+from innerloop.kernels import activation, launch, linear, norm, rope, use_kernels
 from innerloop.kernels.attention import attention
 from innerloop.kernels.attention import reference as attention_reference
 from innerloop.kernels.image import frames_to_patches
@@ -21,7 +21,8 @@ from innerloop.kernels.image import reference as image_reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ALL = {f"{c.op}: {c.label}": c for c in cases()}
-TRITON = {name: c for name, c in ALL.items() if c.op != "linear"}
+OURS = ("siglip patches", "siglip fc2, add rms")  # products that a kernel of ours may make
+TRITON = {name: c for name, c in ALL.items() if c.op != "linear" or c.label in OURS}
 CHAINED = {name: c for name, c in TRITON.items() if c.op != "timestep"}  # time embeddings are made once, at load
 
 
@@ -152,4 +153,39 @@ def test_a_late_producer_is_waited_for(case: Case, device: torch.device) -> None
             result = case.call(case.triton(), given)
             results = [*result] if isinstance(result, tuple) else [result]
             for want, have in zip(expected, [*results, *(given[n] for n in case.written)], strict=True):
+                assert torch.equal(want, have)
+
+
+def test_every_kernel_of_a_late_chain_waits(device: torch.device) -> None:
+    if torch.cuda.get_device_capability(device)[0] < 9:
+        pytest.skip("dependent launch needs compute capability 9.0")
+    tokens, width, heads = 320, 512, 2
+
+    def wide(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device).bfloat16()
+
+    qkv, angle = wide(1, tokens, (heads + 2) * 256), torch.rand(1, tokens, 128, device=device)
+    valid = (torch.arange(tokens, device=device) < 300).int()[None]
+    residual, scale, out = wide(1, tokens, width), wide(width), wide(width, heads * 256) / 16
+    up, down = wide(4096, width) / 16, wide(width, 2048) / 32
+    cos, sin, source = angle.cos(), angle.sin(), qkv.view(-1).view(torch.int32)
+    keys, values = (torch.zeros(1, tokens, 1, 256, dtype=torch.bfloat16, device=device) for _ in range(2))
+
+    def layer(projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        q = rope.rotate_and_store(projected, cos, sin, heads, 1, keys, values, 0)
+        mixed = attention(q, keys, values, valid, 1 / 16)
+        x, normed = norm.add_rms_norm(residual, linear.deferred(mixed, out)[0], scale, 1e-6)
+        hidden = activation.glu(linear.linear(normed, up), "gelu_tanh")
+        return norm.add_rms_norm(x, linear.deferred(hidden, down)[0], scale, 1e-6)
+
+    expected = layer(qkv)
+    late = torch.zeros_like(source)
+    with launch.dependent_launch():
+        layer(late.view(torch.bfloat16).view(qkv.shape))
+        for _ in range(3):
+            for stale in (late, keys, values):
+                stale.zero_()
+            torch.cuda.synchronize()
+            _late_copy[(triton.cdiv(source.numel(), 1024),)](source, late, source.numel(), BLOCK=1024, num_warps=4)
+            for want, have in zip(expected, layer(late.view(torch.bfloat16).view(qkv.shape)), strict=True):
                 assert torch.equal(want, have)

@@ -1,10 +1,13 @@
 """Flash attention for few K/V heads: the query heads of a K/V head are rows of one tile, keys may be split.
 
-A row is (query token, head within its group). Blocks of keys without a valid one are never loaded: the walk goes over
-the i-th valid block, found from a running count. With SPLIT > 1 each program walks its share of the valid blocks and
-a second kernel adds the shares in a fixed order.
+A row is (query token, head within its group). Blocks of keys are told apart on the device: those without a valid key
+are never loaded; the first run of blocks whose keys every row sees needs no mask (and may come as bulk copies), as all
+of them are in the masks of one camera or more and a padded prompt; the others are masked. With SPLIT > 1 each program
+walks its share of both and a second kernel adds the shares in a fixed order.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from innerloop.kernels import launch
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
@@ -27,20 +31,25 @@ def _shared_bytes(choice: Launch, shape: Shape) -> int:
         return 0
     dim, element = shape[2:4]
     tile = (_main(dim) + _rest(dim)) * element
-    return choice["BLOCK_M"] * tile + 2 * choice["BLOCK_N"] * tile * choice.stages
+    return choice["BLOCK_M"] * tile + 2 * choice["BLOCK_N"] * tile * choice.stages + 2048
 
 
 def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
-    """No split into more shares than blocks; accumulators of at most 128 registers a thread."""
+    """No split into more shares than blocks; accumulators of at most 128 registers a thread.
+
+    Bulk copies from compute capability 9.0 on, of heads that one tile of columns holds.
+    """
     rows, keys, dim, element, masked = shape
     if choice == LIBRARY:
         return not masked and element == 2 and dim % 8 == 0 and limits.capability >= 90
+    if choice["BULK"] and (limits.capability < 90 or _rest(dim) > 1):
+        return False
     shares = choice["SPLIT"] <= triton.cdiv(keys, choice["BLOCK_N"])
     return shares and choice["BLOCK_M"] * dim <= 32 * choice.warps * 128 and choice["BLOCK_M"] <= max(16, 2 * rows)
 
 
-def _tile(warps: int, stages: int, rows: int, keys: int, split: int = 1) -> Launch:
-    return Launch.of(warps, stages, BLOCK_M=rows, BLOCK_N=keys, SPLIT=split)
+def _tile(warps: int, stages: int, rows: int, keys: int, split: int = 1, bulk: int = 0) -> Launch:
+    return Launch.of(warps, stages, BLOCK_M=rows, BLOCK_N=keys, SPLIT=split, BULK=bulk)
 
 
 LIBRARY = Launch.of(0)  # cuDNN's attention through torch, where nothing is masked
@@ -48,33 +57,14 @@ _ANYWHERE = [_tile(4, 1, 32, 32), _tile(4, 1, 16, 16)]
 
 MANY = Table(
     "attention.many",
-    default=[
-        _tile(4, 2, 64, 64),
-        _tile(4, 2, 64, 128),
-        _tile(8, 2, 128, 64),
-        LIBRARY,
-        _tile(8, 2, 64, 128),
-        _tile(4, 3, 64, 64),
-        _tile(4, 2, 64, 32),
-        *_ANYWHERE,
-    ],
+    default=[_tile(4, 3, 64, 64), _tile(4, 2, 64, 64), _tile(4, 2, 64, 128), LIBRARY, _tile(4, 2, 64, 32), *_ANYWHERE],
     shared_bytes=_shared_bytes,
     suits=_suits,
 )
 WIDE = Table(
     "attention.wide",
-    default=[
-        _tile(8, 2, 64, 64),
-        _tile(4, 2, 64, 64),
-        _tile(8, 2, 128, 64),
-        _tile(8, 3, 64, 32),
-        _tile(8, 2, 64, 64, 2),
-        _tile(8, 2, 128, 64, 3),
-        _tile(8, 2, 64, 32),
-        _tile(4, 2, 64, 32),
-        _tile(8, 1, 64, 32),
-        *_ANYWHERE,
-    ],
+    default=[_tile(4, 2, 64, 64), _tile(8, 2, 64, 64), _tile(4, 2, 64, 32), _tile(8, 1, 64, 32), *_ANYWHERE],
+    rows={90: [_tile(4, 3, 64, 64, bulk=1), _tile(4, 3, 64, 32, bulk=1)]},
     shared_bytes=_shared_bytes,
     suits=_suits,
 )
@@ -86,7 +76,6 @@ FEW = Table(
         _tile(4, 2, 16, 32, 12),
         _tile(4, 1, 16, 32, 16),
         _tile(4, 2, 64, 32, 16),
-        _tile(4, 1, 64, 64, 12),
         _tile(2, 1, 16, 32, 16),
         _tile(4, 1, 16, 64, 8),
         _tile(4, 1, 16, 32, 8),
@@ -97,25 +86,66 @@ FEW = Table(
     shared_bytes=_shared_bytes,
     suits=_suits,
 )
-COMBINE = Table("attention.combine", default=[Launch.of(4), Launch.of(2), Launch.of(8)])
+COMBINE = Table(
+    "attention.combine",
+    default=[Launch.of(4, BLOCK_R=4), Launch.of(2, BLOCK_R=1), Launch.of(4, BLOCK_R=1)],
+    suits=lambda choice, shape, limits: choice["BLOCK_R"] == (4 if shape[0] > FEW_ROWS else 1),
+)
+
+
+@triton.jit
+def _rows(desc, at, first, stride, place, column, WIDTH: tl.constexpr, DIM: tl.constexpr, BULK: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    """Columns of BLOCK_N rows that all exist; `place`: batch entry and head."""
+    if BULK:
+        tile = desc.load([place[0], first, place[1], 0]).reshape(BLOCK_N, WIDTH)
+    else:
+        row = (first + tl.arange(0, BLOCK_N)).to(tl.int64)
+        tile = tl.load(at + row[:, None] * stride + column[None, :], mask=(column < DIM)[None, :], other=0.0)
+    return tile
+
+
+@triton.jit
+def _soften(score, maximum, total, scale):
+    """Weights of a block, and what running results shrink by; scale includes log2(e)."""
+    raised = tl.maximum(maximum, tl.max(score, axis=1) * scale)
+    weight = tl.exp2(score * scale - raised[:, None])
+    shrink = tl.exp2(maximum - raised)
+    return weight, shrink[:, None], raised, total * shrink + tl.sum(weight, axis=1)
+
+
+@triton.jit
+def _blocks(valid_at, last, reach, key, BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """First block and end of the first run of blocks that every row sees whole; a running count of the others that
+    hold a valid key: the i-th of them is the number of blocks whose count is at most i.
+    """
+    block = tl.arange(0, BLOCKS)
+    every = block[:, None] * BLOCK_N + key[None, :]
+    valid = tl.sum((tl.load(valid_at + every, mask=every <= last, other=0) != 0).to(tl.int32), axis=1)
+    whole = (valid == BLOCK_N) & (block * BLOCK_N + BLOCK_N - 1 <= reach)
+    first = tl.min(tl.where(whole, block, BLOCKS), axis=0)
+    end = tl.min(tl.where(whole | (block < first), BLOCKS, block), axis=0)
+    mixed = (valid > 0) & ((block < first) | (block >= end))
+    return first, end, tl.cumsum(mixed.to(tl.int32), axis=0)
 
 
 @triton.jit
 def _attend(
-    q_ptr, k_ptr, v_ptr, valid_ptr, out_ptr, stats_ptr, rows, tokens, keys,
+    q_ptr, k_ptr, v_ptr, k_desc, v_desc, valid_ptr, out_ptr, stats_ptr, rows, tokens, keys,
     q_batch, q_token, k_batch, k_token, v_batch, v_token, valid_batch, scale,
     Q_HEAD: tl.constexpr, K_HEAD: tl.constexpr, V_HEAD: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
-    CAUSAL: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
-    PDL: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr, BULK: tl.constexpr, MASKED_STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    batch = (tl.program_id(1) // KV_HEADS).to(tl.int64)
-    kv_head = tl.program_id(1) % KV_HEADS
+    batch, kv_head = tl.program_id(1) // KV_HEADS, tl.program_id(1) % KV_HEADS
+    place = (batch, kv_head)
+    batch = batch.to(tl.int64)
     share = tl.program_id(2)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     token, head = row // GROUP, kv_head * GROUP + row % GROUP
     main, rest = tl.arange(0, MAIN), MAIN + tl.arange(0, REST)
     key = tl.arange(0, BLOCK_N)
     real = row < rows
+    kind = v_ptr.dtype.element_ty
     wait_for_producer(PDL)
     q_at = q_ptr + (batch * q_batch + token.to(tl.int64) * q_token + head * Q_HEAD)[:, None]
     q = tl.load(q_at + main[None, :], mask=real[:, None] & (main < DIM)[None, :], other=0.0)
@@ -125,52 +155,65 @@ def _attend(
         acc_rest = tl.zeros((BLOCK_M, REST), tl.float32)
     k_at = k_ptr + batch * k_batch + kv_head * K_HEAD
     v_at = v_ptr + batch * v_batch + kv_head * V_HEAD
-    last = keys - 1
+    valid_at = valid_ptr
+    reach, last = keys - 1, keys - 1  # the last key that every row sees, and that any row sees
     if CAUSAL:
+        reach = tl.program_id(0) * BLOCK_M // GROUP + keys - tokens
         last = tl.minimum(last, (tl.program_id(0) * BLOCK_M + BLOCK_M - 1) // GROUP + keys - tokens)
     if valid_ptr is not None:
-        # running[j]: valid blocks among 0 .. j, so that the i-th valid block is the number of j with running[j] <= i.
-        block = tl.arange(0, BLOCKS)
-        every = block[:, None] * BLOCK_N + key[None, :]
         valid_at = valid_ptr + batch * valid_batch
-        any_valid = tl.max(tl.load(valid_at + every, mask=every <= last, other=0), axis=1) != 0
-        running = tl.cumsum(any_valid.to(tl.int32), axis=0)
-        count = tl.sum(any_valid.to(tl.int32), axis=0)
+        first, end, mixed = _blocks(valid_at, last, reach, key, BLOCKS, BLOCK_N)
+        mixeds = tl.max(mixed, axis=0)
     else:
-        count = tl.maximum(last + BLOCK_N, 0) // BLOCK_N
-    per_share = (count + SPLIT - 1) // SPLIT
+        first, end = 0, tl.maximum(tl.minimum(reach, last) + 1, 0) // BLOCK_N
+        mixeds = tl.maximum(last + BLOCK_N, 0) // BLOCK_N - end
     # Finite before the first key, so that masked minus masked is not NaN.
     maximum = tl.full((BLOCK_M,), -1.0e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    for i in range(share * per_share, tl.minimum(count, (share + 1) * per_share)):
-        if valid_ptr is not None:
-            at = tl.sum((running <= i).to(tl.int32), axis=0) * BLOCK_N + key
-            seen = tl.load(valid_at + at, mask=at < keys, other=0) != 0
-        else:
-            at = i * BLOCK_N + key
-            seen = at < keys
-        k_rows = k_at + at.to(tl.int64)[:, None] * k_token
-        v_rows = v_at + at.to(tl.int64)[:, None] * v_token
-        k = tl.load(k_rows + main[None, :], mask=seen[:, None] & (main < DIM)[None, :], other=0.0)
-        v = tl.load(v_rows + main[None, :], mask=seen[:, None] & (main < DIM)[None, :], other=0.0)
-        score = dot(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_N), tl.float32))
+    nothing = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    per_share = (end - first + SPLIT - 1) // SPLIT
+    for block in range(first + share * per_share, tl.minimum(end, first + (share + 1) * per_share)):
+        at = block * BLOCK_N
+        k = _rows(k_desc, k_at, at, k_token, place, main, MAIN, DIM, BULK, BLOCK_N)
+        v = _rows(v_desc, v_at, at, v_token, place, main, MAIN, DIM, BULK, BLOCK_N)
+        score = dot(q, tl.trans(k), nothing)
         if REST > 1:
-            k_rest = tl.load(k_rows + rest[None, :], mask=seen[:, None] & (rest < DIM)[None, :], other=0.0)
+            k_rest = _rows(None, k_at, at, k_token, place, rest, REST, DIM, False, BLOCK_N)
             score = dot(q_rest, tl.trans(k_rest), score)
-        visible = seen[None, :] & real[:, None]
-        if CAUSAL:
-            visible = visible & (at[None, :] <= token[:, None] + (keys - tokens))
-        score = tl.where(visible, score * scale, float("-inf"))
-        raised = tl.maximum(maximum, tl.max(score, axis=1))
-        weight = tl.exp2(score - raised[:, None])
-        shrink = tl.exp2(maximum - raised)
-        total = total * shrink + tl.sum(weight, axis=1)
-        maximum = raised
-        weight = weight.to(v_ptr.dtype.element_ty)
-        acc = dot(weight, v, acc * shrink[:, None])
+        weight, shrink, maximum, total = _soften(score, maximum, total, scale)
+        acc = dot(weight.to(kind), v, acc * shrink)
         if REST > 1:
-            v_rest = tl.load(v_rows + rest[None, :], mask=seen[:, None] & (rest < DIM)[None, :], other=0.0)
-            acc_rest = dot(weight, v_rest, acc_rest * shrink[:, None])
+            v_rest = _rows(None, v_at, at, v_token, place, rest, REST, DIM, False, BLOCK_N)
+            acc_rest = dot(weight.to(kind), v_rest, acc_rest * shrink)
+    if RAGGED:
+        # From the last share on, which has the fewest whole blocks.
+        per_share = (mixeds + SPLIT - 1) // SPLIT
+        begin = (SPLIT - 1 - share) * per_share
+        for i in tl.range(begin, tl.minimum(mixeds, begin + per_share), num_stages=MASKED_STAGES):
+            at = end + i
+            if valid_ptr is not None:
+                at = tl.sum((mixed <= i).to(tl.int32), axis=0)
+            at = at * BLOCK_N + key
+            seen = at < keys
+            if valid_ptr is not None:
+                seen = tl.load(valid_at + at, mask=seen, other=0) != 0
+            k_rows = k_at + at.to(tl.int64)[:, None] * k_token
+            v_rows = v_at + at.to(tl.int64)[:, None] * v_token
+            k = tl.load(k_rows + main[None, :], mask=seen[:, None] & (main < DIM)[None, :], other=0.0)
+            v = tl.load(v_rows + main[None, :], mask=seen[:, None] & (main < DIM)[None, :], other=0.0)
+            score = dot(q, tl.trans(k), nothing)
+            if REST > 1:
+                k_rest = tl.load(k_rows + rest[None, :], mask=seen[:, None] & (rest < DIM)[None, :], other=0.0)
+                score = dot(q_rest, tl.trans(k_rest), score)
+            visible = seen[None, :]
+            if CAUSAL:
+                visible = visible & (at[None, :] <= token[:, None] + (keys - tokens))
+            score = tl.where(visible, score, float("-inf"))
+            weight, shrink, maximum, total = _soften(score, maximum, total, scale)
+            acc = dot(weight.to(kind), v, acc * shrink)
+            if REST > 1:
+                v_rest = tl.load(v_rows + rest[None, :], mask=seen[:, None] & (rest < DIM)[None, :], other=0.0)
+                acc_rest = dot(weight.to(kind), v_rest, acc_rest * shrink)
     release_successor(PDL)
     if SPLIT == 1:
         inverse = (1.0 / tl.where(total > 0.0, total, 1.0))[:, None]
@@ -183,36 +226,37 @@ def _attend(
         tl.store(stats_ptr + line * 2, maximum, mask=real)
         tl.store(stats_ptr + line * 2 + 1, total, mask=real)
     out_at = out_ptr + line.to(tl.int64)[:, None] * DIM
-    kind = out_ptr.dtype.element_ty
-    tl.store(out_at + main[None, :], acc.to(kind), mask=real[:, None] & (main < DIM)[None, :])
+    out_kind = out_ptr.dtype.element_ty
+    tl.store(out_at + main[None, :], acc.to(out_kind), mask=real[:, None] & (main < DIM)[None, :])
     if REST > 1:
-        tl.store(out_at + rest[None, :], acc_rest.to(kind), mask=real[:, None] & (rest < DIM)[None, :])
+        tl.store(out_at + rest[None, :], acc_rest.to(out_kind), mask=real[:, None] & (rest < DIM)[None, :])
 
 
 @triton.jit
 def _combine(
     part_ptr, stats_ptr, out_ptr, rows, tokens, lines,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr,
-    SHARES: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    line = tl.program_id(0).to(tl.int64)
+    line = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     row, unit = line % rows, line // rows
-    column, share = tl.arange(0, BLOCK_D), tl.arange(0, SHARES)
-    held = column < DIM
+    column = tl.arange(0, BLOCK_D)
+    real, held = line < lines, (line < lines)[:, None] & (column < DIM)[None, :]
     wait_for_producer(PDL)
-    at = share * lines + line
-    maximum = tl.load(stats_ptr + at * 2, mask=share < SPLIT, other=-1.0e30)
-    total = tl.load(stats_ptr + at * 2 + 1, mask=share < SPLIT, other=0.0)
-    part = tl.load(
-        part_ptr + at[:, None] * DIM + column[None, :], mask=(share < SPLIT)[:, None] & held[None, :], other=0.0
-    )
-    weight = tl.exp2(maximum - tl.max(maximum, axis=0))
-    sum_of_weights = tl.sum(weight * total, axis=0)
-    value = tl.sum(part * weight[:, None], axis=0) / tl.where(sum_of_weights > 0.0, sum_of_weights, 1.0)
+    largest = tl.full((BLOCK_R,), -1.0e30, tl.float32)
+    for share in tl.static_range(SPLIT):
+        largest = tl.maximum(largest, tl.load(stats_ptr + (share * lines + line) * 2, mask=real, other=-1.0e30))
+    value, total = tl.zeros((BLOCK_R, BLOCK_D), tl.float32), tl.zeros((BLOCK_R,), tl.float32)
+    for share in tl.static_range(SPLIT):
+        at = share * lines + line
+        weight = tl.exp2(tl.load(stats_ptr + at * 2, mask=real, other=-1.0e30) - largest)
+        total += weight * tl.load(stats_ptr + at * 2 + 1, mask=real, other=0.0)
+        value += weight[:, None] * tl.load(part_ptr + at[:, None] * DIM + column[None, :], mask=held, other=0.0)
     release_successor(PDL)
+    value = value / tl.where(total > 0.0, total, 1.0)[:, None]
     batch, kv_head = unit // KV_HEADS, unit % KV_HEADS
     place = (batch * tokens + row // GROUP) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP
-    tl.store(out_ptr + place * DIM + column, value.to(out_ptr.dtype.element_ty), mask=held)
+    tl.store(out_ptr + place[:, None] * DIM + column[None, :], value.to(out_ptr.dtype.element_ty), mask=held)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, causal: bool = False) -> Tensor:
@@ -235,17 +279,34 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
         part = torch.empty((split, lines, dim), dtype=torch.float32, device=q.device)
         stats = torch.empty((split, lines, 2), dtype=torch.float32, device=q.device)
     grid = (triton.cdiv(rows, choice["BLOCK_M"]), batch * kv_heads, split)
+    options = launch.options(choice, q.device)
+    options["BULK"] = bulk = choice["BULK"] == 1 and _copies_in_bulk(k) and _copies_in_bulk(v)
+    blocks = [_in_blocks(t, choice["BLOCK_N"]) if bulk else None for t in (k, v)]
     _attend[grid](
-        q, k, v, key_valid, part, stats, rows, tokens, keys,
+        q, k, v, *blocks, key_valid, part, stats, rows, tokens, keys,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], 0 if key_valid is None else key_valid.stride(0),
         scale * LOG2_E, Q_HEAD=q.stride(2), K_HEAD=k.stride(2), V_HEAD=v.stride(2),
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, MAIN=_main(dim), REST=_rest(dim),
-        CAUSAL=causal, BLOCKS=launch.power_of_two(triton.cdiv(keys, choice["BLOCK_N"])),
-        **launch.options(choice, q.device),
+        CAUSAL=causal, RAGGED=masked or keys % choice["BLOCK_N"] != 0, MASKED_STAGES=min(2, choice.stages),
+        BLOCKS=launch.power_of_two(triton.cdiv(keys, choice["BLOCK_N"])), **options,
     )  # fmt: skip
     if split > 1:
         _add_shares(part, stats, out, (rows, tokens, split), (kv_heads, heads // kv_heads, dim))
     return out
+
+
+def _copies_in_bulk(t: Tensor) -> bool:
+    """Bulk copies read whole heads, from multiples of 16 bytes."""
+    strides = (s for s, n in zip(t.stride()[:3], t.shape, strict=False) if n > 1)
+    aligned = t.data_ptr() % 16 == 0 and all(s > 0 and s * t.element_size() % 16 == 0 for s in strides)
+    return aligned and _rest(t.shape[3]) == 1 and t.shape[3] >= 16
+
+
+def _in_blocks(t: Tensor, block: int) -> Any:
+    """A descriptor of [B, S, H, D] that copies `block` rows of one head."""
+    # The stride of a dimension of one entry means nothing, and must be aligned nevertheless.
+    strides = [s if n > 1 else 8 * t.shape[3] for s, n in zip(t.stride()[:3], t.shape, strict=False)]
+    return TensorDescriptor(t, list(t.shape), [*strides, 1], [1, block, 1, t.shape[3]])
 
 
 def _add_shares(
@@ -253,12 +314,11 @@ def _add_shares(
 ) -> None:
     rows, tokens, split = sizes
     kv_heads, group, dim = heads
-    choice = launch.choose(COMBINE, (rows, dim), out.device)
     lines = part.shape[1]
-    _combine[(lines,)](
+    choice = launch.choose(COMBINE, (lines, dim), out.device)
+    _combine[(triton.cdiv(lines, choice["BLOCK_R"]),)](
         part, stats, out, rows, tokens, lines, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
-        BLOCK_D=launch.power_of_two(dim), SPLIT=split, SHARES=launch.power_of_two(split),
-        **launch.options(choice, out.device),
+        BLOCK_D=launch.power_of_two(dim), SPLIT=split, **launch.options(choice, out.device),
     )  # fmt: skip
 
 

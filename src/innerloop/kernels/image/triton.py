@@ -11,7 +11,11 @@ from innerloop.kernels.device import release_successor, wait_for_producer
 from innerloop.kernels.image.reference import Placement
 from innerloop.kernels.launch import Launch, Table
 
-TABLE = Table("image", default=[Launch.of(4, BLOCK=512), Launch.of(4, BLOCK=256), Launch.of(8, BLOCK=1024)])
+TABLE = Table(
+    "image",
+    default=[Launch.of(4, BLOCK=512), Launch.of(4, BLOCK=256), Launch.of(8, BLOCK=1024)],
+    rows={90: [Launch.of(4, BLOCK=256)]},
+)
 
 # Twice the share of the padding that comes before the image.
 _BEFORE: dict[Placement, int] = {"center": 1, "top_left": 0, "bottom_right": 2}

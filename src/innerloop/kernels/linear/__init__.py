@@ -1,12 +1,22 @@
-"""Linear layers of many rows: cuBLASLt's, with the epilogue it has."""
+"""Linear layers of many rows: cuBLASLt's, with the epilogue it has, or shares of a sum for the norm after it."""
 
 from torch import Tensor
 
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.linear import reference
-from innerloop.kernels.select import chosen
+from innerloop.kernels.select import chosen, unfused
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Tensor:
     """activation(x [..., K] @ weight [N, K]^T + bias [N]) -> [..., N]."""
     return chosen(reference.linear, x)(x, weight, bias, activation)
+
+
+def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Shares [P, ..., N] and a bias [N] or None, which add up to x [..., K] @ weight [N, K]^T + bias.
+
+    For the norm that adds them to the residual: it does so in fp32, and a product of few tiles fills the device.
+    """
+    if unfused(x):
+        return linear(x, weight, bias)[None], None
+    return chosen(reference.deferred, x)(x, weight, bias)

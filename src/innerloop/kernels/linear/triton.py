@@ -1,28 +1,159 @@
-"""Linear layers on the device: cuBLASLt with a bias or a bias-and-GELU epilogue; other activations follow it."""
+"""Linear layers on the device: cuBLASLt's, and a tensor-core kernel for what it does badly.
+
+That is rows it cannot read 16 bytes at a time (an inner width that is no multiple of 8), and products with fewer tiles
+than multiprocessors, whose inner dimension is split into shares that the following norm adds (`deferred`).
+"""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from innerloop.kernels import launch
 from innerloop.kernels.activation import triton as activation_triton
 from innerloop.kernels.activation.reference import Activation
+from innerloop.kernels.device import dot, release_successor, wait_for_producer
+from innerloop.kernels.launch import Launch, Limits, Shape, Table
 from innerloop.kernels.select import unfused
+
+
+def _tile(warps: int, stages: int, rows: int, columns: int, split: int = 1, inner: int = 64, bulk: int = 1) -> Launch:
+    return Launch.of(warps, stages, BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=inner, SPLIT=split, BULK=bulk)
+
+
+def _shared_bytes(choice: Launch, shape: Shape) -> int:
+    if not choice.warps:
+        return 0
+    return (choice["BLOCK_M"] + choice["BLOCK_N"]) * choice["BLOCK_K"] * shape[3] * choice.stages + 1024
+
+
+def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
+    """Shares of narrow products, 1024 deep or more, that start at multiples of 128 bytes; own tiles fill a device once.
+
+    Where the result is wider than the product is deep, reading the shares costs more than the device's idle part.
+    """
+    rows, columns, inner, element = shape
+    split = choice["SPLIT"]
+    if split > 1 and inner < max(1024 * split, columns):
+        return False
+    if not choice.warps:
+        return split == 1 or inner * element % (128 * split) == 0
+    tiles = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(columns, choice["BLOCK_N"]) * split
+    return inner * element % 16 == 0 and tiles <= limits.multiprocessors
+
+
+def _library(split: int) -> Launch:
+    return Launch.of(0, SPLIT=split)
+
+
+DEFERRED = Table(
+    "linear.deferred",
+    default=[_library(1)],
+    rows={90: [_library(2), _tile(4, 5, 128, 64, 3), _tile(8, 5, 128, 128, 3), _library(1), _library(4)]},
+    shared_bytes=_shared_bytes,
+    suits=_suits,
+)
+UNALIGNED = Table(
+    "linear.unaligned",
+    default=[
+        _tile(4, 3, 64, 128, bulk=0),
+        _tile(4, 3, 128, 64, bulk=0),
+        _tile(4, 3, 64, 64, inner=32, bulk=0),
+        _tile(4, 2, 32, 32, inner=32, bulk=0),
+    ],
+    shared_bytes=_shared_bytes,
+)
+
+
+@triton.jit
+def _product(
+    x_desc, w_desc, x_ptr, w_ptr, bias_ptr, out_ptr, rows, columns, per_share,
+    INNER: tl.constexpr, X_STRIDE: tl.constexpr, W_STRIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, BULK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    first, share = tl.program_id(0) * BLOCK_M, tl.program_id(2)
+    left = tl.program_id(1) * BLOCK_N
+    row, column, step = first + tl.arange(0, BLOCK_M), left + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
+    real, there = row < rows, column < columns
+    start, end = 0, INNER
+    if SPLIT > 1:
+        start, end = share * per_share, tl.minimum(INNER, (share + 1) * per_share)
+    wait_for_producer(PDL)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for at in range(start, end, BLOCK_K):
+        if BULK:
+            # Beyond the last column both are zero; shares are whole steps.
+            x, w = x_desc.load([first, at]), w_desc.load([left, at])
+        else:
+            held = at + step < end
+            x_at = x_ptr + row.to(tl.int64)[:, None] * X_STRIDE + (at + step)[None, :]
+            w_at = w_ptr + column.to(tl.int64)[:, None] * W_STRIDE + (at + step)[None, :]
+            x = tl.load(x_at, mask=real[:, None] & held[None, :], other=0.0)
+            w = tl.load(w_at, mask=there[:, None] & held[None, :], other=0.0)
+        acc = dot(x, tl.trans(w), acc)
+    release_successor(PDL)
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    out_at = out_ptr + (share * rows + row).to(tl.int64)[:, None] * columns + column[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & there[None, :])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Tensor:
     """See kernels.linear."""
     if activation is None:
-        return _product(x, weight, bias)
+        return _whole(x, weight, bias)
     if activation == "gelu_tanh" and bias is not None and not unfused(x):
         rows = x.reshape(-1, x.shape[-1])
         # CUBLASLT_EPILOGUE_GELU_BIAS is the tanh form.
         out = torch._addmm_activation(bias, rows, weight.t(), use_gelu=True)
         return out.view(*x.shape[:-1], weight.shape[0])
-    return activation_triton.activate(_product(x, weight, bias), activation)
+    return activation_triton.activate(_whole(x, weight, bias), activation)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if bias is None:
+def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """See kernels.linear."""
+    rows = x.reshape(-1, x.shape[-1])
+    shape = (rows.shape[0], weight.shape[0], weight.shape[1], x.element_size())
+    choice = launch.choose(DEFERRED, shape, x.device)
+    split = choice["SPLIT"]
+    if choice.warps:
+        sums = _own(rows, weight, None, choice)
+    elif split == 1:
+        sums = F.linear(rows, weight)
+    else:
+        shares = rows.view(rows.shape[0], split, -1).transpose(0, 1)
+        sums = torch.bmm(shares, weight.view(weight.shape[0], split, -1).permute(1, 2, 0))
+    return sums.view(split, *x.shape[:-1], weight.shape[0]), bias
+
+
+def _whole(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    if x.element_size() == 2 and weight.shape[1] % 8 and rows.numel():
+        shape = (rows.shape[0], weight.shape[0], weight.shape[1], 2)
+        out = _own(rows, weight, bias, launch.choose(UNALIGNED, shape, x.device))
+    elif bias is None:
         return F.linear(x, weight)
-    out = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t())
+    else:
+        out = torch.addmm(bias, rows, weight.t())
     return out.view(*x.shape[:-1], weight.shape[0])
+
+
+def _own(x: Tensor, weight: Tensor, bias: Tensor | None, choice: Launch) -> Tensor:
+    """Shares of the product, [SPLIT, rows, columns]; the bias goes to a single share."""
+    (rows, inner), columns = x.shape, weight.shape[0]
+    x, weight = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, weight))
+    split, m, n, k = (choice[size] for size in ("SPLIT", "BLOCK_M", "BLOCK_N", "BLOCK_K"))
+    bulk = choice["BULK"] == 1
+    out = torch.empty((split, rows, columns), dtype=x.dtype, device=x.device)
+    per_share = triton.cdiv(triton.cdiv(inner, k), split) * k
+    _product[(triton.cdiv(rows, m), triton.cdiv(columns, n), split)](
+        TensorDescriptor.from_tensor(x, [m, k]) if bulk else None,
+        TensorDescriptor.from_tensor(weight, [n, k]) if bulk else None,
+        x, weight, bias, out, rows, columns, per_share, INNER=inner, X_STRIDE=x.stride(0), W_STRIDE=weight.stride(0),
+        **launch.options(choice, x.device),
+    )  # fmt: skip
+    return out

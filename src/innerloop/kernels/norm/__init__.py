@@ -1,6 +1,8 @@
 """RMS and layer norm: plain, residual-adding, modulated from a table (adaRMS, AdaLN), gated.
 
 x and delta are [..., D]; weight and bias [D]; scale, shift and gate [D] or [B, 1, D]. Results have x's dtype.
+Where delta_bias [D] may be given, delta may be shares [P, ..., D] (`linear.deferred`), or lack leading dimensions of x
+and be the same along them; all are added in fp32.
 """
 
 from torch import Tensor
@@ -20,23 +22,33 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 def add_rms_norm(
-    x: Tensor, delta: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False
+    x: Tensor,
+    delta: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    plus_one: bool = False,
+    delta_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(x + delta, rms_norm(x + delta))."""
     if unfused(x):
-        total = x + delta
+        total = _sum(x, delta, delta_bias)
         return total, rms_norm(total, weight, eps, plus_one)
-    return chosen(reference.add_rms_norm, x)(x, delta, weight, eps, plus_one)
+    return chosen(reference.add_rms_norm, x)(x, delta, weight, eps, plus_one, delta_bias)
 
 
 def add_layer_norm(
-    x: Tensor, delta: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor,
+    delta: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    delta_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(x + delta, layer_norm(x + delta))."""
     if unfused(x):
-        total = x + delta
+        total = _sum(x, delta, delta_bias)
         return total, layer_norm(total, weight, bias, eps)
-    return chosen(reference.add_layer_norm, x)(x, delta, weight, bias, eps)
+    return chosen(reference.add_layer_norm, x)(x, delta, weight, bias, eps, delta_bias)
 
 
 def modulated_rms_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
@@ -57,3 +69,9 @@ def gated_add_rms_norm(
 def modulated_layer_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
     """AdaLN: layer_norm(x) * (1 + scale) + shift."""
     return chosen(reference.modulated_layer_norm, x)(x, scale, shift, eps)
+
+
+def _sum(x: Tensor, delta: Tensor, delta_bias: Tensor | None) -> Tensor:
+    for share in delta if delta.dim() > x.dim() else (delta,):
+        x = x + share
+    return x if delta_bias is None else x + delta_bias

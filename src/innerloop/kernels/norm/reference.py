@@ -24,18 +24,28 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 
 
 def add_rms_norm(
-    x: Tensor, delta: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False
+    x: Tensor,
+    delta: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    plus_one: bool = False,
+    delta_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(total, rms_norm(total)) of total = x + delta, rounded before it is normalised."""
-    total = _add(x, delta, None)
+    total = _add(x, delta, None, delta_bias)
     return total, rms_norm(total, weight, eps, plus_one)
 
 
 def add_layer_norm(
-    x: Tensor, delta: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor,
+    delta: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    delta_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(total, layer_norm(total)) of total = x + delta, rounded before it is normalised."""
-    total = _add(x, delta, None)
+    total = _add(x, delta, None, delta_bias)
     return total, layer_norm(total, weight, bias, eps)
 
 
@@ -73,6 +83,9 @@ def _modulate(y: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
     return y if shift is None else y + shift.float()
 
 
-def _add(x: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
-    step = delta.float() if gate is None else gate.float() * delta.float()
+def _add(x: Tensor, delta: Tensor, gate: Tensor | None, delta_bias: Tensor | None = None) -> Tensor:
+    whole = delta.float().sum(0) if delta.dim() > x.dim() else delta.float()
+    if delta_bias is not None:
+        whole = whole + delta_bias.float()
+    step = whole if gate is None else gate.float() * whole
     return (x.float() + step).to(x.dtype)

@@ -16,14 +16,14 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     return choice.warps in (1, 16) or 8 <= shape[0] // (32 * choice.warps) <= 16
 
 
-TABLE = Table("norm", default=[Launch.of(w) for w in (2, 4, 8, 16, 1)], suits=_suits)
+TABLE = Table("norm", default=[Launch.of(w) for w in (2, 4, 8, 16, 1)], rows={90: [Launch.of(4)]}, suits=_suits)
 
 
 @triton.jit
 def _norm(
-    x_ptr, delta_ptr, gate_ptr, scale_ptr, shift_ptr, total_ptr, out_ptr,
-    tokens, width, gate_stride, scale_stride, shift_stride, eps,
-    CENTRED: tl.constexpr, PLUS_ONE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, delta_ptr, delta_bias_ptr, gate_ptr, scale_ptr, shift_ptr, total_ptr, out_ptr,
+    tokens, width, delta_rows, share_stride, gate_stride, scale_stride, shift_stride, eps,
+    REPEATED: tl.constexpr, SHARES: tl.constexpr, CENTRED: tl.constexpr, PLUS_ONE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     batch = row // tokens
@@ -32,7 +32,13 @@ def _norm(
     wait_for_producer(PDL)
     x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
     if delta_ptr is not None:
-        delta = tl.load(delta_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
+        delta_row = row % delta_rows if REPEATED else row
+        delta_at = delta_ptr + delta_row * width + column
+        delta = tl.load(delta_at, mask=held, other=0.0).to(tl.float32)
+        for share in tl.static_range(1, SHARES):
+            delta += tl.load(delta_at + share * share_stride, mask=held, other=0.0).to(tl.float32)
+        if delta_bias_ptr is not None:
+            delta += tl.load(delta_bias_ptr + column, mask=held, other=0.0).to(tl.float32)
         if gate_ptr is not None:
             gate = tl.load(gate_ptr + batch * gate_stride + column, mask=held, other=0.0).to(tl.float32)
             delta = gate * delta
@@ -55,48 +61,58 @@ def _norm(
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False) -> Tensor:
     """See kernels.norm."""
-    return _run(x, None, (None, weight, None), eps, plus_one)[1]
+    return _run(x, (None, None), (None, weight, None), eps, plus_one)[1]
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """See kernels.norm."""
-    return _run(x, None, (None, weight, bias), eps, False, centred=True)[1]
+    return _run(x, (None, None), (None, weight, bias), eps, False, centred=True)[1]
 
 
 def add_rms_norm(
-    x: Tensor, delta: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False
+    x: Tensor,
+    delta: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    plus_one: bool = False,
+    delta_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See kernels.norm."""
-    return _run(x, delta, (None, weight, None), eps, plus_one)
+    return _run(x, (delta, delta_bias), (None, weight, None), eps, plus_one)
 
 
 def add_layer_norm(
-    x: Tensor, delta: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor,
+    delta: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    delta_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See kernels.norm."""
-    return _run(x, delta, (None, weight, bias), eps, False, centred=True)
+    return _run(x, (delta, delta_bias), (None, weight, bias), eps, False, centred=True)
 
 
 def modulated_rms_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
     """See kernels.norm."""
-    return _run(x, None, (None, scale, shift), eps, True)[1]
+    return _run(x, (None, None), (None, scale, shift), eps, True)[1]
 
 
 def gated_add_rms_norm(
     x: Tensor, delta: Tensor, gate: Tensor | None, scale: Tensor, shift: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """See kernels.norm."""
-    return _run(x, delta, (gate, scale, shift), eps, True)
+    return _run(x, (delta, None), (gate, scale, shift), eps, True)
 
 
 def modulated_layer_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
     """See kernels.norm."""
-    return _run(x, None, (None, scale, shift), eps, True, centred=True)[1]
+    return _run(x, (None, None), (None, scale, shift), eps, True, centred=True)[1]
 
 
 def _run(
     x: Tensor,
-    delta: Tensor | None,
+    added: tuple[Tensor | None, Tensor | None],
     modulation: tuple[Tensor | None, Tensor | None, Tensor | None],
     eps: float,
     plus_one: bool,
@@ -104,16 +120,20 @@ def _run(
 ) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
     rows = x.numel() // width
+    delta, delta_bias = added
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     total = x if delta is None else torch.empty_like(out)
     if rows == 0:
         return total, out
     (gate, gate_stride), (scale, scale_stride), (shift, shift_stride) = (_per_batch(t, x) for t in modulation)
+    shares = delta.shape[0] if delta is not None and delta.dim() > x.dim() else 1
+    delta_rows = rows if delta is None or shares > 1 else delta.numel() // width
     block = launch.power_of_two(width)
     choice = launch.choose(TABLE, (block,), x.device)
     _norm[(rows,)](
-        x.contiguous(), None if delta is None else delta.contiguous(), gate, scale, shift, total, out,
-        rows // x.shape[0] if x.dim() > 2 else rows, width, gate_stride, scale_stride, shift_stride, eps,
+        x.contiguous(), None if delta is None else delta.contiguous(), delta_bias, gate, scale, shift, total, out,
+        rows // x.shape[0] if x.dim() > 2 else rows, width, delta_rows, rows * width,
+        gate_stride, scale_stride, shift_stride, eps, REPEATED=delta_rows < rows, SHARES=shares,
         CENTRED=centred, PLUS_ONE=plus_one, BLOCK=block, **launch.options(choice, x.device),
     )  # fmt: skip
     return total, out
