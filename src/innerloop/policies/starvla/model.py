@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from innerloop.blocks import dit, qwen3
+from innerloop.blocks import dit, flow, qwen3
 from innerloop.blocks.dit import DiT, DiTSizes
 from innerloop.blocks.qwen3_vl import Qwen3VL
 from innerloop.blocks.regression import RegressionHead
@@ -62,9 +62,8 @@ class FlowHead(nn.Module):
     def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Modulation float32 [steps, rows, 2, D], and time's share of the action encoder, float32 [steps, D]."""
         c, width = self.config, self.dit.sizes.width
-        buckets = [float(int(step / float(c.steps) * c.buckets)) for step in range(c.steps)]
-        times = torch.tensor(buckets, device=self.encode_mix_weight.device)
-        waves = _waves(times, width)
+        times = flow.buckets(c.steps, c.buckets, self.encode_mix_weight.device)
+        waves = flow.bucket_embedding(times, width)
         mix = linear.linear(waves, self.encode_mix_weight[:, width:].float(), self.encode_mix_bias.float())
         return self.dit.tables(times), mix
 
@@ -122,14 +121,6 @@ class StarVla(nn.Module):
             self.regression = RegressionHead(width, config.max_action_dim)
         else:
             self.vocabulary = qwen3.Qwen3Head(config.vlm.language)
-
-
-def _waves(times: torch.Tensor, width: int) -> torch.Tensor:
-    """float32 [N] -> [N, width]: sines, then cosines (starVLA action_encoder.py), in the float32 it was trained in."""
-    half = width // 2
-    step = torch.log(torch.tensor(10000.0, device=times.device)) / half
-    angles = times[:, None] * torch.exp(-torch.arange(half, dtype=torch.float32, device=times.device) * step)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 def _affine(rows: int, columns: int) -> tuple[nn.Parameter, nn.Parameter]:
