@@ -95,6 +95,23 @@ def run(
 
 
 @app.command()
+def generate(
+    checkpoint: CheckpointPath,
+    prompt: Annotated[str, typer.Option(help="what to say")],
+    image: Annotated[list[Path] | None, typer.Option(help="an image file; repeatable")] = None,
+    max_tokens: Annotated[int, typer.Option(help="longest answer")] = 128,
+    device: Device = None,
+    precision: Precision = None,
+) -> None:
+    """The answer of a Qwen3 or Qwen3-VL directory, greedily decoded: the levels that policies are built on."""
+    from innerloop import levels
+
+    level = levels.load_level(checkpoint, device=device, precision=precision)
+    _say(str(level.account))
+    out.print(level.generate(prompt, [_picture(path) for path in image or ()], max_tokens), markup=False)
+
+
+@app.command()
 def inspect(
     checkpoint: CheckpointPath,
     as_json: Json = False,
