@@ -62,7 +62,7 @@ class LoadedPolicy:
             "device": str(self.placement.device),
             "kernels": self.kernels,
             "cameras": list(self.config.cameras),
-            "horizon": self.config.chunk,
+            "horizon": self.processor.describe().get("horizon", self.config.chunk),
             "steps": self.config.steps,
             "prompt_capacities": list(self.plans),
             "max_batch": self.placement.batch,
