@@ -154,6 +154,8 @@ def test_published_size_takes_a_made_up_observation(name: str) -> None:
     assert 0 < prepared.context.prompt_tokens <= config.prompt_capacity
     sample = family.sample(config, 1, config.prompt_capacity)
     assert set(prepared.inputs) | {"noise"} == set(sample)
+    made_up = np.arange(config.answer, dtype=np.int32) if name == "starvla-fast" else np.zeros((16, 7), np.float32)
+    assert processor.finish(made_up, prepared.context).shape == (16, 7)
 
 
 def test_two_robots_in_one_batch(tmp_path: Path) -> None:
