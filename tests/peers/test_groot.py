@@ -202,11 +202,12 @@ def test_lerobots_own_statistics(loaded, tmp_path):
 def test_bf16_is_close(loaded, tmp_path):
     directory = groot.write(tmp_path)
     policy = innerloop.load(directory, device="cpu", precision="bf16", assets=groot.DROID)
-    official = LeRobotGroot(directory, groot.DROID)
     observation = observe(policy, 9)
     noise = np.random.default_rng(9).standard_normal((8, groot.ACTION)).astype(np.float32)
-    ours, theirs = policy.infer(observation, noise=noise).normalized, official.infer(observation, noise)
-    assert np.abs(ours - theirs).max() < 0.1
+    report = compare(policy, LeRobotGroot(directory, groot.DROID), observation, noise)
+    assert report.passed, report.text()
+    theirs = LeRobotGroot(directory, groot.DROID, dtype="bfloat16").infer(observation, noise)
+    assert np.abs(policy.infer(observation, noise=noise).normalized - theirs).max() < 0.1
     policy.close()
 
 

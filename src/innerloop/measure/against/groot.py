@@ -22,8 +22,9 @@ _MODULE = "lerobot.policies.groot"
 class LeRobotGroot:
     """LeRobot's policy and processors; `infer` for actions and timing, `trace` for every intermediate.
 
-    `checkpoint` is an Isaac-GR00T directory with its backbone's tokenizer.json, `embodiment` one of its robots, `dtype`
-    float32 or bfloat16 (then as LeRobot serves it: float32 weights under autocast).
+    `checkpoint` is an Isaac-GR00T directory with its backbone's tokenizer.json, `embodiment` one of its robots. `dtype`
+    float32, or bfloat16 for weights and activations: so Isaac-GR00T serves it, and faster than LeRobot's float32 weights
+    under autocast.
     """
 
     name = "lerobot"
@@ -35,12 +36,13 @@ class LeRobotGroot:
         known = _json(directory / "statistics.json")[embodiment]
         widths = {part: sum(len(s["min"]) for s in known[part].values()) for part in ("state", "action")}
         self.cameras: list[str] = list(modality["video"]["modality_keys"])
-        self.config = _config(self.cameras, widths, device, dtype)
+        self.config = _config(self.cameras, widths, device)
         self.config.base_model_path, self.config.embodiment_tag = str(directory), embodiment
         self.config.action_decode_transform = "libero" if embodiment == "libero_sim" else None
         self.config.max_state_dim, self.config.max_action_dim = stated["max_state_dim"], stated["max_action_dim"]
         with _sized(stated.get(EXTENSION)), quiet():
-            self.policy = require(f"{_MODULE}.modeling_groot").GrootPolicy(self.config).to(device).eval()
+            self.policy = require(f"{_MODULE}.modeling_groot").GrootPolicy(self.config)
+        self.policy.to(device, getattr(torch, dtype)).eval()
         processing = require(f"{_MODULE}.processor_groot")
         self._before, self._after = processing.make_groot_pre_post_processors(self.config)
         self._chat = next(step for step in self._before.steps if hasattr(step, "use_albumentations"))
@@ -53,14 +55,14 @@ class LeRobotGroot:
         self = cls.__new__(cls)
         widths = {"state": config.max_state_dim, "action": config.max_action_dim}
         self.cameras, self._borrow = list(config.cameras), processor
-        self.config = _config(self.cameras, widths, device, dtype)
+        self.config = _config(self.cameras, widths, device)
         model, modeling = require(f"{_MODULE}.groot_n1_7"), require(f"{_MODULE}.modeling_groot")
         with torch.device(device):
             built = model.GR00TN17(model.GR00TN17Config(**_sizes(config)), load_backbone_weights=False)
         _randomize(built, seed)
         self.policy = modeling.GrootPolicy.__new__(modeling.GrootPolicy)
         torch.nn.Module.__init__(self.policy)
-        self.policy.config, self.policy._groot_model = self.config, built.eval()
+        self.policy.config, self.policy._groot_model = self.config, built.to(getattr(torch, dtype)).eval()
         return self
 
     def weights(self) -> Weights:
@@ -156,11 +158,7 @@ class LeRobotGroot:
             return start.to(dtype)
 
         inputs = self.policy._filter_groot_inputs(batch, include_action=False)
-        device = torch.device(self.config.device).type
-        with (
-            torch.autocast(device, dtype=torch.bfloat16, enabled=self.config.use_bf16),
-            mock.patch.object(torch, "randn", randn),
-        ):
+        with mock.patch.object(torch, "randn", randn):
             actions: torch.Tensor = self.policy._groot_model.get_action(inputs)["action_pred"]
         return actions.float()
 
@@ -214,7 +212,7 @@ def _image_token() -> int:
     return int(require(f"{_MODULE}.groot_n1_7")._cosmos_reason2_qwen3_vl_config().image_token_id)
 
 
-def _config(cameras: Sequence[str], widths: Mapping[str, int], device: str, dtype: str) -> Any:
+def _config(cameras: Sequence[str], widths: Mapping[str, int], device: str) -> Any:
     configs = require("lerobot.configs")
     feature, kind = configs.PolicyFeature, configs.FeatureType
     return require(f"{_MODULE}.configuration_groot").GrootConfig(
@@ -225,7 +223,7 @@ def _config(cameras: Sequence[str], widths: Mapping[str, int], device: str, dtyp
         output_features={"action": feature(kind.ACTION, (widths["action"],))},
         push_to_hub=False,
         device=device,
-        use_bf16=dtype == "bfloat16",
+        use_bf16=False,
     )
 
 
