@@ -41,9 +41,7 @@ class Echo:
         """Enough for the server's self-check."""
         return {"policy": "echo", "cameras": ["base", "wrist"], "state_dim": 7}
 
-    def infer(
-        self, observation: Mapping[str, Any], *, noise: Any = None, seed: int | None = None, session: str = "default"
-    ) -> Any:
+    def infer(self, observation: Mapping[str, Any], *, seed: int | None = None, **_: Any) -> Any:
         """One decision."""
         from innerloop.contract import Chunk
 
