@@ -33,6 +33,7 @@ $(VENV)/.installed: pyproject.toml
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --no-deps openpi-client  # its pin of numpy below 2 is not needed
 	touch $@
 
 $(PEERS)/.installed: pyproject.toml
