@@ -22,6 +22,7 @@ class Receipt:
     seed: int | None = None
     statistics: str = ""
     weights_version: int = 0
+    bytes: Mapping[str, int] = field(default_factory=dict)  # of weights and of buffers by role
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,9 @@ class LoadedPolicy:
     notes: tuple[str, ...] = ()  # what a user should know of the checkpoint but need not change
     statistics: str = ""  # the set of statistics chosen, where sets have names
 
+    def __post_init__(self) -> None:
+        self._bytes = self.memory.by_role()
+
     @property
     def plans(self) -> Mapping[int, Plan]:
         """Prompt capacity -> plan, over the same buffers."""
@@ -67,7 +70,7 @@ class LoadedPolicy:
             "prompt_capacities": list(self.plans),
             "max_batch": self.placement.batch,
             "engine": __version__,
-            "memory": self.memory.by_role(),
+            "memory": self._bytes,
             "state_dim": self.processor.widths.state,
             "action_dim": self.processor.widths.action,
             "processing": self.processor.describe(),
@@ -188,6 +191,7 @@ class LoadedPolicy:
             seed=row.seed,
             statistics=self.statistics,
             weights_version=self.runtime.weights_version,
+            bytes=self._bytes,
         )
 
 

@@ -48,5 +48,13 @@ def receipt_table(chunk: Chunk) -> Table:
     """What really ran."""
     table = Table(title="receipt", title_justify="left", show_header=False)
     for name, value in ({} if chunk.receipt is None else asdict(chunk.receipt)).items():
-        table.add_row(name, ", ".join(value) if isinstance(value, tuple) else str(value))
+        table.add_row(name, _words(value))
     return table
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {count:,}" for key, count in value.items())
+    return str(value)

@@ -16,6 +16,7 @@ from innerloop.contract import (
     NonFiniteError,
     ObservationError,
     PrecisionError,
+    Role,
 )
 from innerloop.engine import LoadedPolicy
 from innerloop.process import Edge
@@ -38,6 +39,8 @@ def test_chunk_has_the_checkpoints_shape_and_a_receipt(policy: LoadedPolicy) -> 
     assert receipt is not None
     assert receipt.fingerprint == policy.fingerprint
     assert (receipt.precision, receipt.device, receipt.kernels, receipt.seed) == ("fp32", "cpu", "reference", 0)
+    assert receipt.bytes["weights"] >= sum(p.numel() for p in policy.model.parameters()) * 4
+    assert receipt.bytes["state"] == sum(b.bytes for b in next(iter(policy.plans.values())).by_role(Role.STATE))
     assert json.dumps(policy.metadata)
 
 
