@@ -253,6 +253,7 @@ CASES = {
     "libero": Case(LIBERO, (48, 64), "Pick up the red block."),
     "droid": Case(DROID, (85, 50), "push it: now!", seed=1),
     "long": Case(DROID, (24, 24), "use the other hand, " * 6, {"use_percentiles": False}, seed=2),
+    "bicubic": Case(LIBERO, (50, 70), "Pick up the cup", {"use_albumentations": False}, seed=4),
     "letterbox": Case(LIBERO, (30, 64), "", {"letter_box_transform": True, "crop_fraction": None}, present=1, seed=3),
 }
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+
+from innerloop.process.qwen3vl import resize
 
 _BITS = 11  # cv2 INTER_RESIZE_COEF_BITS: enlarging works with weights of so many bits
 
@@ -23,13 +24,14 @@ class Framing:
     letterbox: bool = False
 
     def apply(self, frame: np.ndarray) -> np.ndarray:
-        """uint8 [H, W, 3] -> uint8; the numbers of LeRobot 0.6.1 processor_groot.py, bicubic to within rounding."""
+        """uint8 [H, W, 3] -> uint8; the bytes of LeRobot 0.6.1 processor_groot.py."""
         if self.letterbox:
             frame = _square(frame)
         if self.area:
             return resize_edge(_centre(resize_edge(frame, self.edge), self.fraction, int), self.edge)
-        cropped = _centre(_bicubic(frame, (self.edge, self.edge)), self.fraction, round)
-        return _bicubic(cropped, self.target)
+        square = frame if frame.shape[:2] == (self.edge, self.edge) else resize(frame, self.edge, self.edge)
+        cropped = _centre(square, self.fraction, round)
+        return cropped if cropped.shape[:2] == self.target else resize(cropped, *self.target)
 
     def largest(self, aspect: float) -> tuple[int, int]:
         """Height and width of what `apply` gives for frames up to so many times as wide as high."""
@@ -107,12 +109,6 @@ def _weighted(image: np.ndarray, axis: int, index: np.ndarray, share: np.ndarray
     for tap in range(index.shape[1]):
         total = total + np.take(image, index[:, tap], axis) * share[:, tap].reshape(shape)
     return total
-
-
-def _bicubic(frame: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    if frame.shape[:2] == size:
-        return frame
-    return np.asarray(Image.fromarray(frame).resize((size[1], size[0]), Image.Resampling.BICUBIC))
 
 
 def _centre(frame: np.ndarray, fraction: float, whole: Callable[[float], int]) -> np.ndarray:
