@@ -1,7 +1,7 @@
 """What a flow policy's checkpoint says of itself: sizes, cameras, chunk, steps."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,12 @@ from innerloop.contract import CheckpointError
 
 OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")  # openpi models/model.py IMAGE_KEYS
 IMAGES = "observation.images."
+_OPENPI = {  # openpi models/pi0_config.py, models/model.py IMAGE_RESOLUTION: what a directory need not state
+    "paligemma_variant": "gemma_2b",
+    "action_expert_variant": "gemma_300m",
+    "action_dim": 32,
+    "image_resolution": (224, 224),
+}
 
 
 @dataclass(frozen=True)
@@ -46,36 +52,27 @@ class FlowConfig:
 
 def default(family: str, cameras: int, chunk: int, steps: int, capacity: int) -> FlowConfig:
     """The published full size, for random weights: PaliGemma 2B, expert 300M, 224 pixels, 32 dimensions."""
-    names = ("base", "wrist", "left", "right")[:cameras]
-    vision = sizes.VisionSizes(**sizes.SO400M, image_size=224)
-    return _sized(family, vision, "gemma_2b", "gemma_300m", cameras=names, chunk=chunk, steps=steps, capacity=capacity)
-
-
-def _sized(
-    family: str,
-    vision: sizes.VisionSizes,
-    language: str,
-    expert: str,
-    *,
-    cameras: tuple[str, ...],
-    chunk: int,
-    steps: int,
-    capacity: int,
-    dims: tuple[int, int] = (32, 32),
-) -> FlowConfig:
-    plain = sizes.published(language)
-    spoken = sizes.DecoderSizes(**{**plain.__dict__, "vocab_size": sizes.PALIGEMMA_VOCABULARY})
     return FlowConfig(
-        family, vision, spoken, sizes.published(expert), cameras, chunk, steps, dims[0], dims[1], capacity
+        family=family,
+        vision=sizes.VisionSizes(**sizes.SO400M, image_size=224),
+        language=_spoken("gemma_2b"),
+        expert=sizes.published("gemma_300m"),
+        cameras=("base", "wrist", "left", "right")[:cameras],
+        chunk=chunk,
+        steps=steps,
+        max_state_dim=32,
+        max_action_dim=32,
+        prompt_capacity=capacity,
     )
+
+
+def _spoken(variant: str) -> sizes.DecoderSizes:
+    return replace(sizes.published(variant), vocab_size=sizes.PALIGEMMA_VOCABULARY)
 
 
 def read_lerobot(config: Mapping[str, Any]) -> FlowConfig:
     """FlowConfig from a LeRobot config.json of type pi0 or pi05."""
-    resolution = _field(config, "image_resolution")
-    if resolution[0] != resolution[1]:
-        raise CheckpointError(f"config.json image_resolution is {resolution}; SigLIP needs square images")
-    vision, language, expert = _architecture(config, int(resolution[0]))
+    vision, language, expert = _architecture(config)
     return FlowConfig(
         family=config["type"],
         vision=vision,
@@ -102,36 +99,33 @@ def read_openpi(config: Mapping[str, Any], family: str, horizon: int | None) -> 
         )
     if horizon is not None and int(chunk) != horizon:
         raise CheckpointError(f"horizon={horizon} was given but config.json says action_horizon={chunk}")
-    dims = int(config.get("action_dim", 32))
-    return _sized(
-        family,
-        sizes.VisionSizes(**sizes.SO400M, image_size=224),
-        config.get("paligemma_variant", "gemma_2b"),
-        config.get("action_expert_variant", "gemma_300m"),
+    full = {**_OPENPI, "action_horizon": chunk, "max_token_len": 200 if family == "pi05" else 48, **config}
+    vision, language, expert = _architecture(full)
+    dims = _positive(full, "action_dim")
+    return FlowConfig(
+        family=family,
+        vision=vision,
+        language=language,
+        expert=expert,
         cameras=OPENPI_CAMERAS,
-        chunk=int(chunk),
+        chunk=_positive(full, "action_horizon"),
         steps=10,  # openpi Pi0.sample_actions num_steps default
-        capacity=int(config.get("max_token_len", 200 if family == "pi05" else 48)),  # openpi pi0_config.py
-        dims=(dims, dims),
+        max_state_dim=dims,
+        max_action_dim=dims,
+        prompt_capacity=_positive(full, "max_token_len"),
     )
 
 
-def _architecture(
-    config: Mapping[str, Any], image_size: int
-) -> tuple[sizes.VisionSizes, sizes.DecoderSizes, sizes.DecoderSizes]:
+def _architecture(config: Mapping[str, Any]) -> tuple[sizes.VisionSizes, sizes.DecoderSizes, sizes.DecoderSizes]:
+    resolution = _field(config, "image_resolution")
+    if resolution[0] != resolution[1]:
+        raise CheckpointError(f"config.json image_resolution is {resolution}; SigLIP needs square images")
+    image_size = int(resolution[0])
     own = config.get("innerloop_architecture")
     if own is None:
-        full = _sized(
-            config["type"],
-            sizes.VisionSizes(**sizes.SO400M, image_size=image_size),
-            _field(config, "paligemma_variant"),
-            _field(config, "action_expert_variant"),
-            cameras=(),
-            chunk=1,
-            steps=1,
-            capacity=1,
-        )
-        return full.vision, full.language, full.expert
+        vision = sizes.VisionSizes(**sizes.SO400M, image_size=image_size)
+        language = _spoken(_field(config, "paligemma_variant"))
+        return vision, language, sizes.published(_field(config, "action_expert_variant"))
     if set(own) != {"vision", "language", "expert"}:
         raise CheckpointError(
             f"config.json innerloop_architecture has sections {sorted(own)}; expected vision, language and expert"

@@ -1,0 +1,310 @@
+"""One policy in every layout that a checkpoint comes in: the same actions, from the directory to robot units."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from loaded_policies import CHECKPOINTS, ROOT
+from safetensors.torch import load_file, save_file
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from typer.testing import CliRunner
+
+import innerloop
+from innerloop.blocks.flow_config import OPENPI_CAMERAS
+from innerloop.cli import app
+from innerloop.contract import CheckpointError
+from innerloop.process import Edge
+
+Tensors = dict[str, torch.Tensor]
+ORBAX = ROOT / "tests/golden/orbax"
+ORBAX_SIZES = {  # recipes/orbax/make.py
+    "vision": {"hidden_size": 12, "intermediate_size": 20, "layers": 2, "heads": 3, "patch_size": 2},
+    "language": {"width": 16, "depth": 2, "mlp_dim": 24, "heads": 2, "kv_heads": 1, "head_dim": 8, "vocab_size": 40},
+    "expert": {"width": 12, "depth": 2, "mlp_dim": 20, "heads": 2, "kv_heads": 1, "head_dim": 8},
+}
+
+
+def decide(directory: Path, state: int, size: int = 224, **options: Any) -> innerloop.Chunk:
+    """One decision with three frames of the model's own size."""
+    rng = np.random.default_rng(0)
+    observation = {
+        "images": {name: rng.integers(0, 256, (size, size, 3), dtype=np.uint8) for name in OPENPI_CAMERAS},
+        "state": rng.uniform(-1, 1, state).astype(np.float32),
+        "prompt": "pick up the red block",
+    }
+    policy = innerloop.load(directory, device="cpu", **options)
+    chunk = policy.infer(observation, seed=3)
+    policy.close()
+    return chunk
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file, with the directories above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+@pytest.fixture
+def lerobot(tmp_path: Path, family: str) -> Path:
+    """The tiny LeRobot directory, its cameras named as openpi names them."""
+    directory = Path(shutil.copytree(CHECKPOINTS[family], tmp_path / "lerobot"))
+    config = json.loads((directory / "config.json").read_text())
+    kept = {n: f for n, f in config["input_features"].items() if f["type"] != "VISUAL"}
+    visual = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 224, 224]} for name in OPENPI_CAMERAS}
+    openpi_steps = {"num_inference_steps": 10}
+    write_json(directory / "config.json", {**config, **openpi_steps, "input_features": {**visual, **kept}})
+    return directory
+
+
+@pytest.fixture
+def openpi(tmp_path: Path, lerobot: Path) -> Path:
+    """The same policy as openpi's converter writes one: bare tensor names, norm_stats.json, a short config.json."""
+    directory, config = tmp_path / "openpi", json.loads((lerobot / "config.json").read_text())
+    directory.mkdir()
+    tensors = load_file(lerobot / "model.safetensors")
+    save_file({name.removeprefix("model."): t for name, t in tensors.items()}, directory / "model.safetensors")
+    stored = load_file(next(lerobot.glob("policy_preprocessor_step_*_normalizer_processor.safetensors")))
+    stats = {
+        ours: {
+            key.rpartition(".")[2]: value.tolist()
+            for key, value in stored.items()
+            if key.startswith(f"{theirs}.") and key.rpartition(".")[2] in ("mean", "std", "q01", "q99")
+        }
+        for ours, theirs in (("state", "observation.state"), ("actions", "action"))
+    }
+    write_json(directory / "assets" / "lab" / "norm_stats.json", {"norm_stats": stats})
+    said = {"action_dim": 32, "action_horizon": config["chunk_size"], "max_token_len": config["tokenizer_max_length"]}
+    own = {"innerloop_architecture": config["innerloop_architecture"]}
+    write_json(directory / "config.json", {**said, "image_resolution": config["image_resolution"], **own})
+    shutil.copy(lerobot / "tokenizer.json", directory)
+    return directory
+
+
+@pytest.mark.parametrize("family", sorted(CHECKPOINTS))
+def test_openpi_pytorch_directory_gives_the_lerobot_directorys_actions(lerobot: Path, openpi: Path) -> None:
+    config = json.loads((lerobot / "config.json").read_text())
+    width, size = config["input_features"]["observation.state"]["shape"][0], config["image_resolution"][0]
+    ours, theirs = decide(openpi, width, size), decide(lerobot, width, size)
+    assert theirs.receipt is not None
+    assert ours.receipt is not None
+    assert ours.receipt.prompt_tokens == theirs.receipt.prompt_tokens
+    assert ours.receipt.statistics == "lab"
+    assert ours.actions.shape == theirs.actions.shape
+    np.testing.assert_allclose(ours.normalized, theirs.normalized, atol=1e-4)  # pi0's state is divided by another eps
+    np.testing.assert_allclose(ours.actions, theirs.actions, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["pi05"])
+def test_openpi_pytorch_directory_on_the_command_line(openpi: Path) -> None:
+    shown = CliRunner().invoke(app, ["inspect", str(openpi), "--json"])
+    assert shown.exit_code == 0, shown.output
+    details = json.loads(shown.stdout)["details"]
+    assert (details["layout"], details["chunk"]) == ("openpi", 10)
+    assert tuple(details["cameras"]) == OPENPI_CAMERAS
+
+
+@pytest.mark.parametrize("family", ["pi05"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"action_dim": 14}, r"action_(in|out)_proj.*\b14\b.*\b32\b"),
+        ({"action_horizon": 0}, "action_horizon is 0"),
+        ({"image_resolution": [224, 336]}, "square"),
+        ({"innerloop_architecture": None}, r"\b48\b.*\b1152\b|\b1152\b.*\b48\b"),
+    ],
+)
+def test_an_openpi_config_that_contradicts_is_named(openpi: Path, change: dict[str, Any], words: str) -> None:
+    config = json.loads((openpi / "config.json").read_text())
+    write_json(openpi / "config.json", {**config, **change})
+    with pytest.raises(CheckpointError, match=f"(?s){words}"):
+        innerloop.load(openpi, device="cpu")
+
+
+@pytest.mark.parametrize("family", ["pi05"])
+def test_statistics_of_an_openpi_directory_are_there_and_of_its_mode(openpi: Path) -> None:
+    path = openpi / "assets" / "lab" / "norm_stats.json"
+    stats = json.loads(path.read_text())["norm_stats"]
+    less = {name: {k: v for k, v in s.items() if not k.startswith("q")} for name, s in stats.items()}
+    write_json(path, {"norm_stats": less})
+    with pytest.raises(CheckpointError, match="'observation.state' is normalised by QUANTILES.*q01, q99.*mean, std"):
+        innerloop.load(openpi, device="cpu")
+    renamed = {"state": stats["state"], "arm_action": stats["actions"]}
+    write_json(path, {"norm_stats": renamed})
+    with pytest.raises(CheckpointError, match="no statistics for 'action'.*arm_action, observation.state"):
+        innerloop.load(openpi, device="cpu")
+    write_json(openpi / "assets" / "home" / "norm_stats.json", {"norm_stats": stats})
+    with pytest.raises(CheckpointError, match=r"2 sets of statistics \(home, lab\).*assets=NAME"):
+        innerloop.load(openpi, device="cpu")
+    chosen = decide(openpi, 8, assets="home").receipt
+    assert chosen is not None
+    assert chosen.statistics == "home"
+    shutil.rmtree(openpi / "assets")
+    with pytest.raises(CheckpointError, match="no statistics for 'observation.state'.*nothing"):
+        innerloop.load(openpi, device="cpu")
+
+
+def words(file: Path) -> None:
+    """A tokenizer of fewer than 40 words."""
+    listed = [
+        "<pad>",
+        "<eos>",
+        "<bos>",
+        "<unk>",
+        "Task",
+        "State",
+        "Action",
+        "pick",
+        "up",
+        "red",
+        "block",
+        *"0123456789",
+    ]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(listed)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[0-9]|[A-Za-z]+|\S"), "isolated")
+    tokenizer.save(str(file))
+
+
+def complete(directory: Path, config: dict[str, Any] | None = None) -> Path:
+    """What openpi's training leaves beside the parameters, and the sizes of recipes/orbax/make.py."""
+    spread = {"mean": [0.1] * 5, "std": [2.0] * 5, "q01": [-3.0] * 5, "q99": [2.0] * 5}
+    write_json(directory / "assets" / "arm" / "norm_stats.json", {"norm_stats": {"state": spread, "actions": spread}})
+    said = {"action_dim": 5, "action_horizon": 4, "max_token_len": 60, "image_resolution": [4, 4]}
+    write_json(directory / "config.json", {**said, "innerloop_architecture": ORBAX_SIZES, **(config or {})})
+    words(directory / "tokenizer.json")
+    return directory
+
+
+def pytorch(directory: Path, tensors: Tensors) -> Path:
+    """An openpi PyTorch directory of these tensors."""
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors")
+    return complete(directory)
+
+
+def test_orbax_directory_gives_the_actions_of_openpis_converted_one(tmp_path: Path) -> None:
+    jax = complete(Path(shutil.copytree(ORBAX / "pi05", tmp_path / "jax")))
+    converted = pytorch(tmp_path / "torch", load_file(ORBAX / "pi05.safetensors"))
+    ours, theirs = decide(jax, 5, size=4), decide(converted, 5, size=4)
+    assert ours.actions.shape == (4, 5)
+    assert ours.actions.tobytes() == theirs.actions.tobytes()
+    assert np.ptp(ours.actions) > 0.1
+    whole = innerloop.load(jax, device="cpu")
+    assert whole.account is not None
+    assert "merged" in str(whole.account)
+    whole.close()
+
+
+def test_orbax_directory_with_lora_parameters_is_merged(tmp_path: Path) -> None:
+    adapted = complete(Path(shutil.copytree(ORBAX / "lora", tmp_path / "lora")))
+    plain = pytorch(tmp_path / "torch", load_file(ORBAX / "pi05.safetensors"))  # the same base, from the same seed
+    policy = innerloop.load(adapted, device="cpu")
+    assert policy.account is not None
+    assert policy.account.merged
+    policy.close()
+    assert not np.array_equal(decide(adapted, 5, size=4).actions, decide(plain, 5, size=4).actions)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"action_dim": 7}, "action_in_proj"),
+        ({"innerloop_architecture": {**ORBAX_SIZES, "language": {**ORBAX_SIZES["language"], "width": 24}}}, r"\b24\b"),
+        ({"innerloop_architecture": {**ORBAX_SIZES, "language": {**ORBAX_SIZES["language"], "mlp_dim": 9}}}, r"\b9\b"),
+        ({"image_resolution": [8, 8]}, r"position"),
+    ],
+)
+def test_an_orbax_save_that_contradicts_its_config(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    directory = complete(Path(shutil.copytree(ORBAX / "pi05", tmp_path / "jax")), change)
+    with pytest.raises(CheckpointError, match=f"(?s){named}"):
+        innerloop.load(directory, device="cpu")
+
+
+RANK, ALPHA = 4, 6.0
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> tuple[Path, Path]:
+    """An adapter of both decoders' queries and one MLP, and the directory that merging it by hand gives."""
+    base = load_file(CHECKPOINTS["pi05"] / "model.safetensors")
+    chosen = [n for n in sorted(base) if n.endswith(("self_attn.q_proj.weight", "layers.0.mlp.up_proj.weight"))]
+    chosen = [n for n in chosen if "vision_tower" not in n]
+    generator = torch.Generator().manual_seed(5)
+    parts: Tensors = {}
+    for name in chosen:
+        rows, columns = base[name].shape
+        down, up = (torch.randn(s, generator=generator) * 0.1 for s in ((RANK, columns), (rows, RANK)))
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        parts |= {f"{stem}.lora_A.weight": down, f"{stem}.lora_B.weight": up}
+        base[name] = base[name] + ALPHA / RANK * (up @ down)
+    directory = tmp_path / "adapter"
+    directory.mkdir()
+    save_file(parts, directory / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": ["q_proj", "up_proj"]}
+    write_json(
+        directory / "adapter_config.json", {**said, "base_model_name_or_path": str(CHECKPOINTS["pi05"].resolve())}
+    )
+    merged = Path(shutil.copytree(CHECKPOINTS["pi05"], tmp_path / "merged"))
+    save_file(base, merged / "model.safetensors")
+    return directory, merged
+
+
+def actions(arguments: list[str]) -> list[list[float]]:
+    """What `innerloop run` prints for a checkpoint and further options."""
+    frames = [f"--image={name}={ROOT}/examples/frames/0-{name}.png" for name in ("base", "wrist")]
+    asked = ["--state", "1,2,3,4,5,6,7,8", "--prompt", "pick up", "--seed", "1", "--device", "cpu", "--json"]
+    done = CliRunner().invoke(app, ["run", *arguments, *frames, *asked])
+    assert done.exit_code == 0, done.output
+    found: list[list[float]] = json.loads(done.stdout.strip().splitlines()[-1])["actions"]
+    return found
+
+
+def beside(directory: Path, tmp_path: Path) -> list[str]:
+    """Base and adapter in one directory."""
+    both = shutil.copytree(CHECKPOINTS["pi05"], tmp_path / "both")
+    for file in directory.iterdir():
+        shutil.copy(file, both)
+    return [str(both)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda adapter, _: [str(CHECKPOINTS["pi05"]), "--adapter", str(adapter)],
+        lambda adapter, _: [str(adapter)],
+        beside,
+    ],
+    ids=["option", "alone", "beside"],
+)
+def test_a_lora_directory_gives_the_actions_of_the_merged_one(
+    adapter: tuple[Path, Path], tmp_path: Path, given: Callable[[Path, Path], list[str]]
+) -> None:
+    directory, merged = adapter
+    found = actions(given(directory, tmp_path))
+    np.testing.assert_allclose(found, actions([str(merged)]), atol=1e-5)
+    assert not np.allclose(found, actions([str(CHECKPOINTS["pi05"])]), atol=1e-3)
+
+
+def test_an_adapter_changes_the_fingerprint_and_shows_in_the_account(adapter: tuple[Path, Path]) -> None:
+    base = innerloop.load(CHECKPOINTS["pi05"], device="cpu")
+    adapted = innerloop.load(CHECKPOINTS["pi05"], device="cpu", adapter=adapter[0])
+    assert adapted.fingerprint != base.fingerprint
+    assert adapted.account is not None
+    assert f"{len(adapted.account.merged)} merged" in str(adapted.account)
+    assert len(adapted.account.merged) > 0
+    base.close()
+    adapted.close()
+
+
+@pytest.mark.parametrize("family", ["pi05"])
+def test_an_openpi_robot_with_one_camera_declares_the_others_absent(openpi: Path) -> None:
+    policy = innerloop.load(openpi, device="cpu", edge=Edge(rename={"front": OPENPI_CAMERAS[0]}))
+    frame = np.full((224, 224, 3), 90, np.uint8)
+    absent = dict.fromkeys(OPENPI_CAMERAS[1:])
+    chunk = policy.infer({"images": {"front": frame, **absent}, "state": np.zeros(8), "prompt": "push"}, seed=0)
+    policy.close()
+    assert chunk.actions.shape == (10, 7)
