@@ -57,9 +57,8 @@ def main() -> int:
         if mine not in ORDER:
             faults.append(f"{path}: room '{mine}' is not in the list of scripts/check_imports.py")
             continue
-        for other in imported_rooms(path) - {mine}:
-            if other not in ORDER or ORDER.index(other) < ORDER.index(mine):
-                faults.append(f"{path}: '{mine}' imports '{other}', which stands above it")
+        above = {r for r in imported_rooms(path) - {mine} if r not in ORDER or ORDER.index(r) < ORDER.index(mine)}
+        faults += [f"{path}: '{mine}' imports '{other}', which stands above it" for other in sorted(above)]
         if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text())):
             faults.append(f"{path}: no docstring that says what may live there")
     print("\n".join(faults) or f"imports go down in {len(list(ROOT.rglob('*.py')))} files")
