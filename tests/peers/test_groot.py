@@ -152,8 +152,14 @@ def saved(official, directory):
 @pytest.mark.parametrize("robot", [groot.LIBERO, groot.DROID])
 def test_a_directory_that_lerobot_saved(loaded, robot, tmp_path):
     _, official = loaded(robot)
+    decode = next(step for step in official._after.steps if hasattr(step, "action_decode_transform"))
+    decode.action_decode_transform = "libero" if robot == groot.LIBERO else None
     policy = innerloop.load(saved(official, tmp_path), device="cpu", precision="fp32")
-    check(policy, official, observe(policy, 11, ((48, 64),), "Stack it.", reach=1.5))
+    report = check(policy, official, observe(policy, 11, ((48, 64),), "Stack it.", reach=1.5))
+    decode.action_decode_transform = None
+    if robot == groot.LIBERO:
+        assert policy.processor.describe()["action"]["libero_gripper"] == 6
+        assert report.stage("actions").max_abs < 1e-5
     policy.close()
 
 

@@ -57,7 +57,8 @@ class LoadedPolicy:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What a client must know: plain data."""
+        """What a client must know: plain data. Where dimensions have names, also state_groups and action_groups."""
+        described = self.processor.describe()
         return {
             "policy": self.family.name,
             "fingerprint": self.fingerprint,
@@ -65,7 +66,7 @@ class LoadedPolicy:
             "device": str(self.placement.device),
             "kernels": self.kernels,
             "cameras": list(self.config.cameras),
-            "horizon": self.processor.describe().get("horizon", self.config.chunk),
+            "horizon": described.get("horizon", self.config.chunk),
             "steps": self.config.steps,
             "prompt_capacities": list(self.plans),
             "max_batch": self.placement.batch,
@@ -73,7 +74,8 @@ class LoadedPolicy:
             "memory": self._bytes,
             "state_dim": self.processor.widths.state,
             "action_dim": self.processor.widths.action,
-            "processing": self.processor.describe(),
+            **{name: described[name] for name in ("state_groups", "action_groups") if name in described},
+            "processing": described,
         }
 
     @property

@@ -128,6 +128,8 @@ def _assembled(sizes: Sizes, found: Embodiment, chat: ChatStep, edge: Edge) -> P
         "action": {"width": widths.action, "horizon": horizon, "keys": _facts(actions), "libero_gripper": gripper},
         "prompt": {"template": "Qwen3-VL chat", "capacity": sizes.slots.tokens, "formal": chat.formal},
         "horizon": horizon,
+        "state_groups": {one.key: one.width for one in states},
+        "action_groups": {one.key: one.width for one in actions},
     }
     return EmbodiedProcessor(pipeline, chat.cameras, widths, np.float32, facts)
 
@@ -142,4 +144,4 @@ def _widths(sizes: Sizes, found: Embodiment, states: Sequence[Group], actions: S
 
 
 def _facts(groups: Sequence[Group]) -> dict[str, Any]:
-    return {one.key: {"width": one.width, "scale": one.scale, "relative": one.relative} for one in groups}
+    return {one.key: {"scale": one.scale, "relative": one.relative} for one in groups}

@@ -14,7 +14,6 @@ from innerloop.weights.embodiments import Embodiment
 Scale = Literal["range", "deviation", "angle"]
 Relative = Literal["", "offset", "pose"]
 POSE = 9  # xyz and the first two rows of a rotation
-_LIBERO = "libero_sim"  # its gripper is 0..1 where the simulator takes -1 or 1 (LeRobot configuration_groot.py)
 
 
 @dataclass(frozen=True)
@@ -149,9 +148,8 @@ def actions(found: Embodiment) -> list[Group]:
 
 
 def gripper(found: Embodiment, actions: Sequence[Group]) -> int | None:
-    """Column of a gripper to turn round: LIBERO's, unless the checkpoint says otherwise."""
-    asked = found.settings.get("action_decode_transform", "libero" if found.name == _LIBERO else None)
-    if asked is None and not found.settings.get("libero_gripper_action"):
+    """Column of a gripper to turn round, where the checkpoint says so: LeRobot writes it down for LIBERO."""
+    if not (found.settings.get("action_decode_transform") or found.settings.get("libero_gripper_action")):
         return None
     keys = [one.key for one in actions]
     if "gripper" not in keys:

@@ -123,6 +123,8 @@ def test_published_size() -> None:
 def test_metadata_and_sketch(directory: Path, droid: LoadedPolicy) -> None:
     libero = innerloop.load(directory, device="cpu", assets=groot.LIBERO)
     assert libero.metadata["horizon"] == 6  # of the 8 that are solved
+    assert libero.metadata["state_groups"] == {"x": 6, "gripper": 2}
+    assert libero.metadata["action_groups"] == {"x": 6, "gripper": 1}
     libero.close()
     assert (droid.metadata["policy"], droid.metadata["horizon"]) == ("groot", 8)
     assert (droid.metadata["state_dim"], droid.metadata["action_dim"]) == (17, 17)

@@ -118,10 +118,14 @@ def test_relative_poses_compose_as_matrices_do() -> None:
         assert np.allclose(row, np.concatenate([expected[:3, 3], expected[:2, :3].ravel()]), atol=1e-5)
 
 
-def test_liberos_gripper_is_turned_round_and_only_his() -> None:
+def test_a_gripper_is_turned_round_where_the_checkpoint_says_so() -> None:
     keys = {"modality_keys": ["arm"]}
-    for settings, column in (({}, 1), ({"action_decode_transform": None}, None), ({"name": "arm"}, None)):
-        found = robot(keys, **{"name": "libero_sim", **settings})
+    for settings, column in (
+        ({"action_decode_transform": "libero"}, 1),
+        ({"libero_gripper_action": True}, 1),
+        ({}, None),
+    ):
+        found = robot(keys, **settings)
         assert modality.gripper(found, modality.actions(found)) == column
     context = Context(np.zeros(2), 0, "", np.zeros(2))
     turned = modality.GripperStep(1).inverse(np.float32([[5, 1.0], [5, 0.2], [5, 0.5]]), context)

@@ -38,7 +38,7 @@ class LeRobotGroot:
         self.cameras: list[str] = list(modality["video"]["modality_keys"])
         self.config = _config(self.cameras, widths, device)
         self.config.base_model_path, self.config.embodiment_tag = str(directory), embodiment
-        self.config.action_decode_transform = "libero" if embodiment == "libero_sim" else None
+        self.config.action_decode_transform = None  # Isaac-GR00T leaves a simulator's conventions to its client
         self.config.max_state_dim, self.config.max_action_dim = stated["max_state_dim"], stated["max_action_dim"]
         with _sized(stated.get(EXTENSION)), quiet():
             self.policy = require(f"{_MODULE}.modeling_groot").GrootPolicy(self.config)
