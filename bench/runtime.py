@@ -24,7 +24,7 @@ from innerloop.kernels import use_kernels
 from innerloop.measure import provenance, report
 from innerloop.measure.bench import origin
 from innerloop.measure.clock import Prepared
-from innerloop.measure.distribution import Distribution, settle
+from innerloop.measure.distribution import Distribution, affordable, settle
 from innerloop.measure.message import Message
 from innerloop.measure.record import CapsulesRecord, Record, RefreshRecord, RefreshRow
 from innerloop.measure.subject import PolicySubject, make_workload
@@ -164,7 +164,11 @@ def _row(changed: list[str], ask: Asked, ticks: int) -> RefreshRow:
     print(f"  {', '.join(changed) or 'nothing'} new ...", flush=True)
     turns = iter(range(10**9))
     stages = list((ask(next(turns)), ask(next(turns)))[1].stages)
-    times = Distribution.of(settle(lambda: ask(next(turns)).timing["run"], ticks).samples)
+
+    def call() -> float:
+        return ask(next(turns)).timing["run"]
+
+    times = Distribution.of(settle(call, affordable(call, ticks)).samples)
     return RefreshRow(changed=changed, refreshed=stages, p50_ms=times.p50, p99_ms=times.p99)
 
 

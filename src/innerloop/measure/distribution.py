@@ -11,6 +11,8 @@ AGREEING_WINDOWS = 3
 TOLERANCE = 0.01  # medians this close, relatively, count as equal
 WARMUP_LIMIT = 20  # windows before warm-up is given up and the record says so
 DRIFT_RETRIES = 2
+PATIENCE = 10.0  # seconds for the kept samples of another implementation or of a slow rung
+FEWEST = 20
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,13 @@ def settle(decide: Callable[[], float], ticks: int) -> Settled:
         warmup += len(samples)
         samples = [decide() for _ in range(ticks)]
     return Settled(samples, warmup, stable and not _drifted(samples))
+
+
+def affordable(decide: Callable[[], float], ticks: int, seconds: float = PATIENCE) -> int:
+    """As many of `ticks` decisions as fit into some seconds, at least twenty: for sides that take long to decide."""
+    decide()
+    one = max(float(np.median([decide() for _ in range(3)])), 1e-3)
+    return max(min(ticks, FEWEST), min(ticks, int(1e3 * seconds / one)))
 
 
 def _warm(decide: Callable[[], float], window: int) -> tuple[int, bool]:

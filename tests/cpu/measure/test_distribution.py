@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from innerloop.measure.distribution import WARMUP_LIMIT, Distribution, settle
+from innerloop.measure.distribution import WARMUP_LIMIT, Distribution, affordable, settle
 
 
 def simulated(slow: float, count: int, then: float = 10.0):
@@ -50,3 +50,10 @@ def test_percentiles() -> None:
 def test_no_samples_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
         Distribution.of([])
+
+
+def test_a_slow_side_is_asked_less_often_but_never_less_than_twenty_times() -> None:
+    assert affordable(lambda: 10.0, 1000, seconds=10) == 1000
+    assert affordable(lambda: 100.0, 1000, seconds=10) == 100
+    assert affordable(lambda: 5000.0, 1000, seconds=10) == 20
+    assert affordable(lambda: 5000.0, 5, seconds=10) == 5

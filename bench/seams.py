@@ -1,0 +1,97 @@
+"""Seam and waiting by execution mode and delay, on a toy: `python -m bench.seams` prints the table of docs/execution.md.
+
+A point moves forward by one a tick; sideways every decision draws a slope of its own, as a policy does that knows
+several ways. Its flow is exact (the predicted clean chunk is the plan), so guidance is all that joins chunks in realtime.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from innerloop.blocks.flow import gains
+from innerloop.contract import Chunk, Previous
+from innerloop.execute import MODES
+from innerloop.process.guidance import weights
+from innerloop.simulation import episode
+from innerloop.simulation.episode import Latency, Outcome
+from innerloop.simulation.world import RATE
+
+CHUNK, EXECUTE, STEPS, SEEDS = 32, 16, 5, 20
+DELAYS = (0, 4, 8, 12)  # control ticks
+
+
+class Point:
+    """The world: a position float [4] that is wherever the last action was."""
+
+    task = prompt = "ramp"
+
+    def reset(self, seed: int) -> None:
+        """At the origin."""
+        self.position, self.largest = np.zeros(4, np.float32), 0.0
+
+    def step(self, action: np.ndarray) -> bool:
+        """Never done."""
+        self.largest = max(self.largest, float(np.abs(action - self.position).max()))
+        self.position = action
+        return False
+
+    def hold(self, last: np.ndarray) -> np.ndarray:
+        """Where it is."""
+        return self.position
+
+    def observe(self) -> dict[str, Any]:
+        """Its position."""
+        return {"state": self.position.copy()}
+
+
+class Ramp:
+    """The policy: plans from the observed position, and continues what it is given as pi0.5 does."""
+
+    def infer(self, observation: dict[str, Any], *, seed: int, previous: Previous | None = None) -> Chunk:
+        """One plan float32 [CHUNK, 4]."""
+        slope = np.random.default_rng(seed).uniform(-1.0, 1.0)
+        ahead = np.arange(1, CHUNK + 1, dtype=np.float32)[:, None]
+        plan = observation["state"] + ahead * np.array([1.0, slope, 0.0, 0.0], np.float32)
+        actions = plan if previous is None else _continued(plan, previous)
+        return Chunk(actions, actions, {"total": 0.0})
+
+
+def _continued(plan: np.ndarray, previous: Previous) -> np.ndarray:
+    left = len(previous.actions)
+    target, pull = np.zeros_like(plan), weights(previous.schedule, CHUNK, previous.delay, left)[:, None]
+    target[:left] = previous.actions
+    x = np.random.default_rng(0).standard_normal(plan.shape).astype(np.float32)
+    for step, gain in enumerate(gains(STEPS)):
+        time = 1.0 - step / STEPS
+        velocity = (x - plan) / time
+        x = x - (velocity - gain * pull * (target - (x - time * velocity))) / STEPS
+    return x
+
+
+def cell(mode: str, delay: int) -> str:
+    """Medians over SEEDS episodes of 5 s with a latency of so many ticks: seam, largest step; ticks without an action."""
+    executor = episode.executor(mode, 1 if mode == "ensemble" else EXECUTE)
+    latency, point = Latency(1e3 * delay / RATE), Point()
+    world: Any = point
+    found: list[Outcome] = []
+    largest = []
+    for seed in range(SEEDS):
+        found.append(episode.run(world, Ramp().infer, executor, seed, latency))
+        largest.append(point.largest)
+    seams = [one.seam for one in found if one.seam is not None]
+    seam = f"{np.median(seams):.1f}" if seams else "-"
+    waited = sum(one.waited for one in found) / sum(one.ticks for one in found)
+    return f"{seam} / {np.median(largest):.1f} / {waited:.0%}"
+
+
+def table() -> str:
+    """Markdown: a row a delay, a column a mode."""
+    lines = ["| delay | " + " | ".join(MODES) + " |", "|---" * (len(MODES) + 1) + "|"]
+    for delay in DELAYS:
+        cells = " | ".join(cell(mode, delay) for mode in MODES)
+        lines.append(f"| {1e3 * delay / RATE:.0f} ms, {delay} ticks | {cells} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
