@@ -157,7 +157,9 @@ def test_the_largest_step_at_a_seam_is_put_beside_the_largest_inside() -> None:
     first += [smooth.next() for _ in range(6)]
     smooth.answer(ramp(13), ticket)
     first += [smooth.next() for _ in range(10)]
-    assert seam(np.array(first), smooth.joins, blend=8) == pytest.approx(max(b - a for a, b in pairwise(np.ravel(first))), 1e-4)
+    assert seam(np.array(first), smooth.joins, blend=8) == pytest.approx(
+        max(b - a for a, b in pairwise(np.ravel(first))), 1e-4
+    )
 
 
 @pytest.mark.parametrize(
