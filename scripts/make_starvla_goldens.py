@@ -130,14 +130,14 @@ def answer(framework: Any, seen: dict[str, Any]) -> np.ndarray:
 
 def main() -> None:
     """Every case of every run."""
-    goldens = {}
+    goldens: dict[str, Any] = {}
     for name, run in starvla.RUNS.items():
         with tempfile.TemporaryDirectory() as place:
             framework = build(run, Path(place))
             for index, case in enumerate(starvla.CASES[name]):
                 goldens[f"{name}.{index}"] = predict(framework, run, case)
     np.savez_compressed(GOLDEN, **goldens)
-    levels = {}
+    levels: dict[str, Any] = {}
     for index, turn in enumerate(qwen.TURNS):
         with tempfile.TemporaryDirectory() as place:
             levels |= {f"{index}.{name}": value for name, value in level(turn, Path(place)).items()}

@@ -159,7 +159,8 @@ def fast_json() -> str:
 
 
 def _dit(width: int, context: int, depth: int, interleaved: bool, out: int) -> Shapes:
-    base, found = "action_model.model.", {}
+    base = "action_model.model."
+    found: Shapes = {}
     found |= affine(f"{base}timestep_encoder.timestep_embedder.linear_1", width, 256)
     found |= affine(f"{base}timestep_encoder.timestep_embedder.linear_2", width, width)
     found |= affine(f"{base}proj_out_1", 2 * width, width) | affine(f"{base}proj_out_2", out, width)
@@ -174,7 +175,7 @@ def _dit(width: int, context: int, depth: int, interleaved: bool, out: int) -> S
 
 def _flow(run: Run, width: int, out: int, hidden: int) -> Shapes:
     base = "action_model."
-    found = {f"{base}future_tokens.weight": (6, width)}
+    found: Shapes = {f"{base}future_tokens.weight": (6, width)}
     if run.action.get("add_pos_embed", True):
         found[f"{base}position_embedding.weight"] = (16, width)
     found |= affine(f"{base}action_encoder.layer1", width, DIMS)
