@@ -3,18 +3,34 @@
 import importlib.metadata
 import importlib.util
 import platform
+import shutil
 import sys
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+
+class Extra(NamedTuple):
+    """A part that may be absent: what is imported, the distribution that has it, its use, how to get it."""
+
+    module: str
+    distribution: str
+    use: str
+    remedy: str
+
+
 EXTRAS = {
-    "sentencepiece": ("sentencepiece", "tokenizer.model files"),
-    "orbax": ("orbax.checkpoint", "openpi JAX checkpoints"),
-    "serve": ("websockets", "innerloop serve"),
-    "triton": ("triton", "our kernels (Linux wheels of torch for CUDA bring it)"),
-    "cuda": ("cuda.bindings", "the few-row kernels of the action expert (torch for CUDA 13 brings it)"),
+    "sentencepiece": Extra("sentencepiece", "sentencepiece", "tokenizer.model files", "the extra 'sentencepiece'"),
+    "orbax": Extra("tensorstore", "tensorstore", "openpi's JAX checkpoints", "the extra 'orbax'"),
+    "serve": Extra("websockets", "websockets", "innerloop serve", "the extra 'serve'"),
+    "triton": Extra("triton", "triton", "our kernels on a GPU", "triton, which torch's CUDA wheels for Linux bring"),
+    "cuda": Extra(
+        "cuda.bindings",
+        "cuda-bindings",
+        "the action expert's few-row kernels on a GPU",
+        "cuda-bindings of torch's CUDA",
+    ),
 }
 
 
@@ -37,7 +53,7 @@ def examine() -> list[Finding]:
     findings += [_device(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else [_no_device()]
     if torch.cuda.is_available():
         findings += [_built_for(torch.cuda.get_device_capability(), torch.cuda.get_arch_list()), _attention()]
-    findings += [_extra(name, *what) for name, what in EXTRAS.items()]
+    findings += [_extra(name, extra) for name, extra in EXTRAS.items()]
     return findings
 
 
@@ -49,12 +65,11 @@ def as_json(findings: list[Finding]) -> dict[str, Any]:
 def _no_device() -> Finding:
     if torch.version.cuda is None:
         return Finding("gpu", "note", "torch without CUDA", "policies run on the CPU; install a CUDA build for a GPU")
-    return Finding(
-        "gpu",
-        "bad",
-        f"torch for CUDA {torch.version.cuda} sees no GPU",
-        "check nvidia-smi, the driver, CUDA_VISIBLE_DEVICES",
-    )
+    found = f"torch for CUDA {torch.version.cuda} sees no GPU"
+    if shutil.which("nvidia-smi") is None:
+        remedy = "policies run on the CPU; if there is an NVIDIA GPU in this machine, install its driver"
+        return Finding("gpu", "note", f"{found}, and there is no NVIDIA driver", remedy)
+    return Finding("gpu", "bad", found, "check nvidia-smi, the driver's version, CUDA_VISIBLE_DEVICES")
 
 
 def _device(index: int) -> Finding:
@@ -101,12 +116,14 @@ def _attention() -> Finding:
     )
 
 
-def _extra(name: str, module: str, use: str) -> Finding:
-    top = module.partition(".")[0]
-    if importlib.util.find_spec(top) is None:
-        return Finding(name, "note", "not installed", f"needed for {use}")
+def _extra(name: str, extra: Extra) -> Finding:
     try:
-        version = importlib.metadata.version(top)
+        found = importlib.util.find_spec(extra.module) is not None
+    except ModuleNotFoundError:  # of a parent
+        found = False
+    if not found:
+        return Finding(name, "note", "not installed", f"for {extra.use} install {extra.remedy}")
+    try:
+        return Finding(name, "ok", importlib.metadata.version(extra.distribution))
     except importlib.metadata.PackageNotFoundError:
-        version = "installed"
-    return Finding(name, "ok", version)
+        return Finding(name, "ok", "installed")

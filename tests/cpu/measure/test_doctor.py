@@ -1,8 +1,14 @@
 """The doctor names the cause and the remedy."""
 
+import tomllib
+from pathlib import Path
+
+import pytest
 import torch
 
 from innerloop.measure import doctor
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_finding_of_this_machine_is_complete() -> None:
@@ -36,6 +42,25 @@ def test_switched_off_attention_is_named() -> None:
     assert "enable_flash_sdp" in finding.remedy
 
 
-def test_a_missing_extra_says_what_it_is_for() -> None:
-    finding = doctor._extra("lasers", "no_such_module_here", "cutting")
-    assert (finding.state, "cutting" in finding.remedy) == ("note", True)
+def test_a_missing_extra_says_what_it_is_for_and_how_to_get_it() -> None:
+    for module in ("no_such_module_here", "no_such_package_here.part"):
+        finding = doctor._extra("lasers", doctor.Extra(module, "lasers", "cutting", "the extra 'lasers'"))
+        assert (finding.state, finding.remedy) == ("note", "for cutting install the extra 'lasers'")
+
+
+def test_extras_are_those_of_the_package() -> None:
+    """What an extra's remedy names must be what pyproject.toml installs under that name."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name in ("sentencepiece", "orbax", "serve"):
+        extra = doctor.EXTRAS[name]
+        assert f"'{name}'" in extra.remedy
+        assert any(requirement.startswith(extra.distribution) for requirement in listed[name]), name
+
+
+@pytest.mark.parametrize(("driver", "state"), [(None, "note"), ("/usr/bin/nvidia-smi", "bad")])
+def test_no_gpu_is_a_fault_only_where_there_is_a_driver(
+    driver: str | None, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: driver)
+    assert doctor._no_device().state == state
