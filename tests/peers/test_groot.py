@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import innerloop
-from innerloop.contract import CheckpointError, ObservationError
+from innerloop.contract import CheckpointError, ObservationError, Previous
 from innerloop.engine import NO_FILES, assemble, place
 from innerloop.measure.against.groot import LeRobotGroot
 from innerloop.measure.against.lerobot import require
@@ -116,6 +116,26 @@ def test_a_history_of_frames(loaded):
     observation["images"] = {name: np.stack([frame[0]] * 3) for name, frame in observation["images"].items()}
     with pytest.raises(ObservationError, match="3 time steps.*takes 2"):
         policy.infer(observation, seed=0)
+
+
+@pytest.mark.parametrize(("rows", "delay"), [(4, 2), (8, 0), (6, 6), (1, 1)])
+def test_continuing_a_chunk(loaded, rows, delay):
+    """GR00T's own rule: rows that will be executed meanwhile stay, those after it move less than free ones."""
+    policy, official = loaded(groot.LIBERO)
+    observation = observe(policy, 12)
+    noise, other = (np.random.default_rng(n).standard_normal((8, groot.ACTION)).astype(np.float32) for n in (0, 1))
+    before = policy.infer(observation, noise=other)
+    left = np.clip(before.normalized[:rows, :7], -1, 1)  # as much of it as reaches the robot
+    context = policy.processor.prepare(observation).context
+    padded = np.zeros((8, groot.ACTION), np.float32)
+    padded[:rows, :7] = left
+    steps = next(s for s in policy.processor._pipeline.inverse if hasattr(s, "horizon"))
+    commanded = replace(steps, horizon=8).inverse(padded, context)[:rows]
+    found = policy.infer(observation, noise=noise, previous=Previous(commanded, delay=delay)).normalized
+    expected = official.guided(observation, noise, left, delay=delay)
+    assert np.abs(found - expected).max() < 1e-4
+    assert np.abs(found[:delay, :7] - left[:delay]).max(initial=0.0) < 1e-5
+    assert np.abs(found - policy.infer(observation, noise=noise).normalized).max() > 1e-2
 
 
 def test_another_robot_is_another_policy(loaded, tmp_path):

@@ -7,12 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from innerloop.contract import CheckpointError, ObservationError, Previous
+from innerloop.contract import CheckpointError, Previous
 from innerloop.process import modality
 from innerloop.process.build import Edge
 from innerloop.process.cameras import Cameras
 from innerloop.process.chat import ChatStep, Patches, framing, image_rules
 from innerloop.process.crop import Framing
+from innerloop.process.guidance import holds
 from innerloop.process.image import ImageSpec
 from innerloop.process.modality import Group
 from innerloop.process.pipeline import Context, LimitStep, Pipeline, Processor, Widths
@@ -43,6 +44,7 @@ class Sizes(Protocol):
     def max_action_dim(self) -> int: ...
 
 
+RAMP = 6.0  # rtc_ramp_rate of GR00T N1.7's configuration
 _NOT_ASKED = ("normalization", "state_dim", "action_dim", "relative", "state_in_prompt")
 
 
@@ -100,10 +102,13 @@ class EmbodiedProcessor(Processor):
     """Both directions of one embodiment's processing."""
 
     def guidance(self, previous: Previous | None, context: Context) -> dict[str, np.ndarray]:
-        """Nothing: GR00T continues a chunk by another rule, which is not offered. Raises ObservationError."""
+        """`previous` as the base class, `guidance` by GR00T's own rule, which has one schedule. Raises ObservationError."""
+        found = super().guidance(previous, context)
         if previous is not None:
-            raise ObservationError("a GR00T policy cannot continue a previous chunk: call it without previous=")
-        return {}
+            count = len(previous.actions)
+            horizon = count if previous.horizon is None else min(previous.horizon, count)
+            found["guidance"] = holds(self.widths.chunk, previous.delay, horizon, RAMP)
+        return found
 
 
 def _assembled(sizes: Sizes, found: Embodiment, chat: ChatStep, edge: Edge) -> Processor:

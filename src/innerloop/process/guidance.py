@@ -21,6 +21,21 @@ def weights(schedule: str, chunk: int, delay: int, horizon: int) -> np.ndarray:
     return result
 
 
+def holds(chunk: int, delay: int, horizon: int, rate: float) -> np.ndarray:
+    """float32 [chunk]: how much of its velocity each row loses in GR00T N1.7's own continuation of a chunk.
+
+    1 before `delay`, falling exponentially until `horizon`, then 0, where a row starts from noise as ever
+    (Isaac-GR00T gr00t_n1d7 get_action_with_features, LeRobot 0.6.1 groot_n1_7.py).
+    """
+    held = np.zeros(chunk, np.float32)
+    end = min(horizon, chunk)
+    start = min(delay, end)
+    held[:start] = 1.0
+    rise = -np.expm1(-rate * np.linspace(0.0, 1.0, end - start + 2))
+    held[start:end] = 1.0 - (rise / rise[-1])[1:-1]
+    return held
+
+
 def check(previous: Previous, width: int, chunk: int) -> np.ndarray:
     """The actions to continue as float32 [n, width]. Raises ObservationError."""
     actions = np.asarray(previous.actions, np.float32)

@@ -1,7 +1,7 @@
 """State and actions as groups of named dimensions, each scaled by statistics of its own (GR00T's modality keys)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,10 +32,16 @@ class Group:
     relative: Relative = ""
     reference: int = 0
 
+    def rows(self, count: int) -> "Group":
+        """The same with statistics for the first `count` steps, where each step has its own."""
+        if self.first.ndim == 1:
+            return self
+        return replace(self, first=self.first[:count], second=self.second[:count])
+
     def normalize(self, values: np.ndarray, clip: bool) -> np.ndarray:
-        """[width] in robot units -> what the model takes; a range of no extent gives 0 (Isaac-GR00T data/utils.py)."""
+        """[..., width] in robot units -> what the model takes; a range of no extent gives 0 (Isaac-GR00T data/utils.py)."""
         if self.scale == "angle":
-            return np.concatenate([np.sin(values), np.cos(values)])
+            return np.concatenate([np.sin(values), np.cos(values)], axis=-1)
         with np.errstate(divide="ignore", invalid="ignore"):
             if self.scale == "deviation":
                 spread: np.ndarray = np.where(self.second != 0, (values - self.first) / self.second, values)
@@ -46,12 +52,19 @@ class Group:
 
     def restore(self, values: np.ndarray) -> np.ndarray:
         """[T, width] of the model -> robot units; the model's range is clipped to [-1, 1] first."""
-        first, second = (s[: len(values)] if s.ndim == 2 else s for s in (self.first, self.second))
-        if self.scale == "deviation":
-            spread: np.ndarray = np.where(second != 0, values * second + first, values)
+        one = self.rows(len(values))
+        if one.scale == "deviation":
+            spread: np.ndarray = np.where(one.second != 0, values * one.second + one.first, values)
             return spread
-        scaled: np.ndarray = (np.clip(values, -1, 1) + 1) * np.float32(0.5) * (second - first) + first
+        scaled: np.ndarray = (np.clip(values, -1, 1) + 1) * np.float32(0.5) * (one.second - one.first) + one.first
         return scaled
+
+    def relate(self, values: np.ndarray, state: np.ndarray) -> np.ndarray:
+        """The inverse of `absolute`."""
+        if not self.relative:
+            return values
+        origin = state[self.reference : self.reference + self.width]
+        return values - origin if self.relative == "offset" else _compose(origin, values, back=True)
 
     def absolute(self, values: np.ndarray, state: np.ndarray) -> np.ndarray:
         """[T, width] of this group, relative to the robot's state [n] -> absolute."""
@@ -90,8 +103,13 @@ class GroupStep:
         return np.concatenate(parts, axis=1)
 
     def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing: no chunk is continued."""
-        return actions
+        """[n, widths of all groups] in robot units -> normalised for the new observation."""
+        parts, at = [], 0
+        for one in self.actions:
+            related = one.relate(actions[:, at : at + one.width], context.state)
+            parts.append(one.rows(len(actions)).normalize(related, self.clip))
+            at += one.width
+        return np.concatenate(parts, axis=1)
 
 
 @dataclass(frozen=True)
@@ -110,8 +128,10 @@ class GripperStep:
         return out
 
     def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing: no chunk is continued."""
-        return actions
+        """-1 or 1 -> the nearest open fraction."""
+        out = actions.copy()
+        out[:, self.column] = (1.0 - np.sign(out[:, self.column])) / 2.0
+        return out
 
 
 def states(found: Embodiment) -> list[Group]:
@@ -176,11 +196,11 @@ def _group(
     return Group(where.rpartition(".")[2], first.shape[-1], scale, first, second, relative, reference)
 
 
-def _compose(origin: np.ndarray, poses: np.ndarray) -> np.ndarray:
-    """Poses [T, 9] in the frame of `origin` [9] -> in the world's, float32 (Isaac-GR00T state_action/pose.py)."""
-    base, turned = _rotation(origin), _rotation(poses)
-    moved = poses[:, :3].astype(np.float64) @ base.T + origin[:3]
-    rows = (base @ turned)[:, :2].reshape(len(poses), 6)
+def _compose(origin: np.ndarray, poses: np.ndarray, back: bool = False) -> np.ndarray:
+    """Poses [T, 9] in the frame of `origin` [9] -> in the world's, or back; float32 (Isaac-GR00T state_action/pose.py)."""
+    base, turned, place = _rotation(origin), _rotation(poses), poses[:, :3].astype(np.float64)
+    moved = (place - origin[:3]) @ base if back else place @ base.T + origin[:3]
+    rows = ((base.T if back else base) @ turned)[:, :2].reshape(len(poses), 6)
     return np.concatenate([moved, rows], axis=1).astype(np.float32)
 
 

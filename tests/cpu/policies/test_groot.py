@@ -150,9 +150,20 @@ def test_the_fingerprint_knows_the_robot_and_the_processing(
     assert len(marks) == 3
 
 
-def test_a_chunk_cannot_be_continued(droid: LoadedPolicy) -> None:
-    with pytest.raises(ObservationError, match="previous="):
-        droid.infer(groot.observation(groot.CASES["droid"]), previous=Previous(np.zeros((2, 17), np.float32)))
+def test_a_chunk_is_continued(droid: LoadedPolicy) -> None:
+    """Rows that are executed meanwhile are the ones commanded, though places and joints are seen from another state.
+
+    The six numbers of a rotation are made orthonormal on the way out, and then leave the made-up statistics' range.
+    """
+    observation = groot.observation(groot.CASES["droid"])
+    first = droid.infer(observation, seed=0)
+    later = {**observation, "state": observation["state"] + 0.02}
+    small = 0.2 * first.normalized  # within every range, and so not clipped
+    commanded = droid.processor.finish(small, droid.processor.prepare(observation).context)
+    found = droid.infer(later, seed=1, previous=Previous(commanded[:5], delay=3))
+    exact = [0, 1, 2, *range(9, 17)]
+    assert np.abs(found.actions[:3, exact] - commanded[:3, exact]).max() < 1e-5
+    assert np.abs(found.actions - droid.infer(later, seed=1).actions).max() > 1e-2
 
 
 def test_too_long_a_prompt_and_too_wide_a_frame_are_refused(droid: LoadedPolicy) -> None:

@@ -116,6 +116,8 @@ def test_relative_poses_compose_as_matrices_do() -> None:
     for row, (_, turn) in zip(got, moved, strict=True):
         expected = base @ turn
         assert np.allclose(row, np.concatenate([expected[:3, 3], expected[:2, :3].ravel()]), atol=1e-5)
+    again = group.relate(got, state)
+    assert np.allclose(group.absolute(again, state), got, atol=1e-5)
 
 
 def test_a_gripper_is_turned_round_where_the_checkpoint_says_so() -> None:
@@ -130,3 +132,4 @@ def test_a_gripper_is_turned_round_where_the_checkpoint_says_so() -> None:
     context = Context(np.zeros(2), 0, "", np.zeros(2))
     turned = modality.GripperStep(1).inverse(np.float32([[5, 1.0], [5, 0.2], [5, 0.5]]), context)
     assert turned.tolist() == [[5, -1], [5, 1], [5, 0]]
+    assert modality.GripperStep(1).again(turned, context).tolist() == [[5, 1], [5, 0], [5, 0.5]]

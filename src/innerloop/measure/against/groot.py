@@ -76,6 +76,25 @@ class LeRobotGroot:
             self._after(actions)
         return _numpy(actions[0])
 
+    def guided(
+        self, observation: Mapping[str, Any], noise: np.ndarray, previous: np.ndarray, *, delay: int, horizon: int = 10
+    ) -> np.ndarray:
+        """Normalised actions [chunk, max_action_dim] that continue `previous` by GR00T's own rule.
+
+        previous float32 [n, action_dim], n at most `horizon`: normalised actions not yet executed; delay: steps that
+        pass meanwhile.
+        """
+        settings = require("lerobot.policies.rtc.configuration_rtc").RTCConfig(execution_horizon=horizon)
+        left = torch.from_numpy(np.array(previous, dtype=np.float32)).to(self.config.device)
+        batch = self._batch(observation)
+        with mock.patch.object(self.config, "rtc_config", settings, create=True):
+            inputs, options = self.policy._prepare_n1_7_rtc_inputs(
+                self.policy._filter_groot_inputs(batch, include_action=False),
+                inference_delay=delay,
+                prev_chunk_left_over=left,
+            )
+        return _numpy(self._predict(inputs, noise, options)[0])
+
     def trace(self, observation: Mapping[str, Any], noise: np.ndarray) -> dict[str, np.ndarray]:
         """Every stage's result in order, for one observation, without a batch dimension, floats as float32.
 
@@ -150,16 +169,16 @@ class LeRobotGroot:
         return {name: value.to(self.config.device) for name, value in own.items()}
 
     @torch.no_grad()
-    def _predict(self, batch: dict[str, Any], noise: np.ndarray) -> torch.Tensor:
+    def _predict(self, batch: dict[str, Any], noise: np.ndarray, options: Any = None) -> torch.Tensor:
         """float32 [1, chunk, max_action_dim]: what LeRobot does before it cuts the chunk to what a robot executes."""
         start = torch.from_numpy(np.array(noise, np.float32)).to(self.config.device)[None]
 
         def randn(*_: Any, dtype: torch.dtype = torch.float32, **__: Any) -> torch.Tensor:
             return start.to(dtype)
 
-        inputs = self.policy._filter_groot_inputs(batch, include_action=False)
+        inputs = self.policy._filter_groot_inputs(batch, include_action=options is not None)
         with mock.patch.object(torch, "randn", randn):
-            actions: torch.Tensor = self.policy._groot_model.get_action(inputs)["action_pred"]
+            actions: torch.Tensor = self.policy._groot_model.get_action(inputs, options)["action_pred"]
         return actions.float()
 
 

@@ -11,7 +11,7 @@ from innerloop.contract import Buffer, Plan, Role, Stage
 from innerloop.policies.groot.config import GrootConfig
 from innerloop.policies.groot.model import Groot, Weights, table_shapes
 
-TICKS = {**qwen3_vl.TICKS, "state": "observation", "noise": "step"}
+TICKS = {**qwen3_vl.TICKS, "state": "observation", "noise": "step", "previous": "step", "guidance": "step"}
 TEXTS = (32, 64)  # room for text in plans below the largest
 
 
@@ -23,7 +23,8 @@ def build(model: Groot, batch: int, dtype: torch.dtype, fingerprint: str) -> dic
     listed = [
         *qwen3_vl.buffers(config.backbone, slots, batch, dtype),
         Buffer("state", (b, config.max_state_dim), f32, Role.INPUT),
-        Buffer("noise", (b, config.chunk, config.max_action_dim), f32, Role.INPUT),
+        *(Buffer(name, (b, config.chunk, config.max_action_dim), f32, Role.INPUT) for name in ("noise", "previous")),
+        Buffer("guidance", (b, config.chunk), f32, Role.INPUT),
         *(Buffer(name, shape, kind, Role.STATIC) for name, (shape, kind) in shapes.items()),
         Buffer("text_valid", *mask, Role.STATE),
         Buffer("image_valid", *mask, Role.STATE),
@@ -94,19 +95,25 @@ def _action_stage(model: Groot, tables: tuple[str, ...]) -> Stage:
 
     def run(b: Tensors) -> None:
         weights: Weights = {name: b[name] for name in read}
-        valid, x = [b[name] for name in masks], b["noise"]
+        valid, hold = [b[name] for name in masks], b["guidance"][..., None]
+        x = torch.where(hold > 0, b["previous"], b["noise"])
         for step in range(config.steps):
-            x = model.denoise(x, step, b["state_token"], b["memory"], valid, weights)
+            moved = model.denoise(x, step, b["state_token"], b["memory"], valid, weights)
+            x = torch.lerp(moved, x, hold)
         b["actions"].copy_(x)
 
-    return Stage("action", run, ("noise", "state_token", "memory", *sorted({*masks}), *read), ("actions",))
+    inputs = ("noise", "previous", "guidance", "state_token", "memory", *sorted({*masks}))
+    return Stage("action", run, (*inputs, *read), ("actions",))
 
 
 def sample(config: GrootConfig, batch: int, capacity: int) -> dict[str, Any]:
     """Made-up inputs that use a plan to its full."""
-    rng = np.random.default_rng(1)
+    rng, rows = np.random.default_rng(1), (batch, config.chunk)
+    noise, previous = rng.standard_normal((2, *rows, config.max_action_dim), dtype=np.float32)
     return {
         **qwen3_vl.sample(config.backbone, config.slots, batch, capacity),
         "state": rng.uniform(-1, 1, (batch, config.max_state_dim)).astype(np.float32),
-        "noise": rng.standard_normal((batch, config.chunk, config.max_action_dim), dtype=np.float32),
+        "noise": noise,
+        "previous": previous,
+        "guidance": np.linspace(1, 0, batch * config.chunk, dtype=np.float32).reshape(rows),
     }
