@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 
 CLOCK_COLOURS = {"checkpoint": "#6b7280", "prompt": "#7c3aed", "observation": "#2563eb", "step": "#d97706"}
+_ALWAYS = {"checkpoint": "never: it follows from the weights", "step": "at every decision"}
 ROLE_ORDER = ("input", "static", "state", "scratch", "output")
 
 
@@ -27,6 +28,32 @@ def tables(manifest: Mapping[str, Any]) -> Group:
     totals = {r: sum(b["bytes"] for b in manifest["buffers"] if b["role"] == r) for r in ROLE_ORDER}
     buffers.caption = ", ".join(f"{role} {size:,}" for role, size in totals.items() if size)
     return Group(stages, buffers)
+
+
+def timed(manifest: Mapping[str, Any], milliseconds: Mapping[str, float]) -> Table:
+    """Stages with their clocks and their share of one decision; `milliseconds` has no entry for what runs once."""
+    table = Table(title="stages, when everything has changed", title_justify="left")
+    for column in ("stage", "runs again when these change"):
+        table.add_column(column)
+    table.add_column("ms", justify="right")
+    first = {name.partition("+")[0]: (name, ms) for name, ms in milliseconds.items()}
+    merged = {part: name for name in milliseconds for part in name.split("+")[1:]}
+    for stage in manifest["stages"]:
+        name, again = stage["name"], _ALWAYS.get(stage["clock"]) or ", ".join(_inputs(manifest, stage["name"]))
+        ms = f"{first[name][1]:.2f}" if name in first else f"in {merged[name]}" if name in merged else "at load"
+        table.add_row(name, again, ms)
+    return table
+
+
+def _inputs(manifest: Mapping[str, Any], name: str) -> list[str]:
+    """The windows that a stage depends on, directly or through others."""
+    given = {b["name"] for b in manifest["buffers"] if b["role"] == "input"}
+    reads = next(stage["reads"] for stage in manifest["stages"] if stage["name"] == name)
+    found = [read for read in reads if read in given]
+    for edge in manifest["edges"]:
+        if edge["to"] == name:
+            found += _inputs(manifest, edge["from"])
+    return list(dict.fromkeys(found))
 
 
 def page(manifest: Mapping[str, Any], details: Mapping[str, Any]) -> str:
