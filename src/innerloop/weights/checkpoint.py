@@ -77,7 +77,7 @@ def open_checkpoint(path: str | Path, *, assets: str | None = None, adapter: str
     _check_age(places, tensors)
     before, after = (_pipeline(places, f"policy_{kind}.json") for kind in ("preprocessor", "postprocessor"))
     if layout == "groot":
-        statistics, before, chosen = read_embodiment(base, assets)
+        statistics, before, chosen = read_embodiment(base, config, assets)
     else:
         statistics, chosen = _statistics(places, layout, assets, (before, after))
     return Checkpoint(

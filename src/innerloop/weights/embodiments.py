@@ -14,6 +14,7 @@ from innerloop.weights.source import read_json
 STEP = "groot"  # the step under which the files of an Isaac-GR00T directory are kept in Checkpoint.preprocessor
 _PACK, _ENCODE, _DECODE = (f"groot_n1_7_{name}_v1" for name in ("pack_inputs", "vlm_encode", "action_decode"))
 _UNPACK = "groot_action_unpack_unnormalize_v2"
+_MODELS = ("gr00tn1d7", "gr00tn17")
 _CAMERA = "observation.images."
 _MODALITIES = ("state", "action", "relative_action")
 
@@ -46,8 +47,14 @@ class Opened(Protocol):
     def postprocessor(self) -> Sequence[ProcessorStep] | None: ...
 
 
-def read_embodiment(directory: Path, choice: str | None) -> tuple[Statistics, tuple[ProcessorStep, ...], str | None]:
+def read_embodiment(
+    directory: Path, config: Mapping[str, Any], choice: str | None
+) -> tuple[Statistics, tuple[ProcessorStep, ...], str | None]:
     """One robot of an Isaac-GR00T directory: statistics by `modality.key`, everything else as a step, its name."""
+    if str(config.get("model_type")).lower().replace("_", "") not in _MODELS:
+        raise CheckpointError(
+            f"{directory} is a {config.get('model_type')}; of GR00T only N1.7 (Gr00tN1d7) is supported"
+        )
     statistics = _object(directory / "statistics.json")
     kwargs = _object(directory / "processor_config.json").get("processor_kwargs")
     if not isinstance(kwargs, dict) or not isinstance(kwargs.get("modality_configs"), dict):

@@ -35,6 +35,13 @@ def test_several_robots_need_a_choice(directory: Path) -> None:
         open_checkpoint(directory, assets="gr1")
 
 
+def test_older_models_are_refused(directory: Path) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "gr00t_n1_5"}))
+    with pytest.raises(CheckpointError, match=r"is a gr00t_n1_5; of GR00T only N1\.7"):
+        open_checkpoint(directory)
+
+
 def test_an_only_robot_is_taken(directory: Path) -> None:
     path = directory / "statistics.json"
     path.write_text(json.dumps({groot.LIBERO: json.loads(path.read_text())[groot.LIBERO]}))

@@ -53,7 +53,6 @@ def test_actions_come_from_the_unnormalizer_and_states_from_the_normalizer(lerob
 @pytest.mark.parametrize(
     ("config", "extra", "layout"),
     [
-        ({"model_type": "Gr00tN1d7"}, "", "groot"),
         ({}, "dataset_statistics.json", "starvla"),
         ({"architectures": ["Other"]}, "", "transformers"),
     ],
