@@ -59,19 +59,19 @@ class Draft:
 
 
 class Step(Protocol):
-    """One transformation and its inverse on the actions; either may do nothing."""
+    """One transformation and its inverse on the actions; a step that inherits need only state what it does."""
 
     def forward(self, draft: Draft) -> None:
         """Observation towards the model."""
-        ...
+        return
 
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """Actions towards the robot; a new array or the same one, never changed in place."""
-        ...
+        return actions
 
     def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """Actions back towards the model, for the chunk of another observation; undoes `inverse`."""
-        ...
+        return actions
 
 
 @dataclass(frozen=True)
@@ -87,31 +87,21 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class LimitStep:
+class LimitStep(Step):
     """Nothing on the way in; the caller's limits, last of all, on the way out."""
 
     limits: ActionLimits
-
-    def forward(self, draft: Draft) -> None:
-        """Nothing."""
 
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """The chunk within the limits, clamped or refused."""
         return self.limits.apply(actions)
 
-    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing."""
-        return actions
-
 
 @dataclass(frozen=True)
-class RelativeStep:
+class RelativeStep(Step):
     """The model's actions are offsets from the raw state; on the way out they become absolute."""
 
     relative: RelativeActions
-
-    def forward(self, draft: Draft) -> None:
-        """Nothing: the raw state is in the context."""
 
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """Adds the state of the observation that produced the chunk, not of a later one."""
@@ -123,7 +113,7 @@ class RelativeStep:
 
 
 @dataclass(frozen=True)
-class NormalizeStep:
+class NormalizeStep(Step):
     """State to normalised; actions back to robot units."""
 
     state: Normalizer
@@ -143,7 +133,7 @@ class NormalizeStep:
 
 
 @dataclass(frozen=True)
-class PromptStep:
+class PromptStep(Step):
     """Template and tokens; where the template has the state, its true width is written, never a padded one."""
 
     template: Template
@@ -159,17 +149,9 @@ class PromptStep:
         draft.inputs["prompt_length"] = np.array([len(ids)], np.int32)
         draft.tokens, draft.text = len(ids), "".join(pieces)
 
-    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing."""
-        return actions
-
-    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing."""
-        return actions
-
 
 @dataclass(frozen=True)
-class WidthStep:
+class WidthStep(Step):
     """State padded to the model's width; actions cut to the robot's. `state_input`: the model takes a state vector."""
 
     state_width: int
@@ -185,13 +167,9 @@ class WidthStep:
         """The first `action_width` columns."""
         return actions[:, : self.action_width]
 
-    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing."""
-        return actions
-
 
 @dataclass(frozen=True)
-class FramesStep:
+class FramesStep(Step):
     """Frames by camera name, one row a slot. `host_resize`: to the model's size here, else the plan does it from any size."""
 
     cameras: Cameras
@@ -209,14 +187,6 @@ class FramesStep:
         draft.inputs["frames"] = tuple(frame.reshape(-1) for frame in frames)
         draft.inputs["frame_sizes"] = np.array([frame.shape[:2] for frame in frames], np.int32)
         draft.inputs["camera_mask"] = np.array([image is not None for image in matched], np.int32)
-
-    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing."""
-        return actions
-
-    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing."""
-        return actions
 
     def _frame(self, name: str, image: object) -> np.ndarray:
         frame = to_frame(name, image, self.spec)
