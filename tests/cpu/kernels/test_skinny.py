@@ -8,7 +8,7 @@ import torch
 from innerloop.contract.errors import InnerloopError
 from innerloop.kernels import skinny
 from innerloop.kernels.launch import Limits, candidates
-from innerloop.kernels.skinny import compile, compose, cost, cuda, reference
+from innerloop.kernels.skinny import arguments, compile, compose, cost, cuda, reference
 from innerloop.kernels.skinny.packing import pack, unpack
 
 H200 = Limits("Hopper", 90, 132, 232448, 60 << 20)
@@ -18,6 +18,12 @@ EXPERT = {
     "gate-up": (cuda.NORM_GLU, 8192, 1024),
     "out": (cuda.RESIDUAL, 1024, 2048),
     "down": (cuda.RESIDUAL, 1024, 4096),
+}
+# starVLA QwenPI_v3's diffusion transformer
+BLOCK = {
+    "query": (cuda.NORM_LINEAR, 1024, 1024),
+    "up": (cuda.NORM_LINEAR, 4096, 1024),
+    "out": (cuda.RESIDUAL, 1024, 1024),
 }
 
 
@@ -107,6 +113,29 @@ def test_the_residual_is_added_and_gated() -> None:
     assert gated.flatten().tolist() == [10.0, 11.0, 12.0, 13.0]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_layer_norm_bias_and_gelu_of_a_linear(packed: bool) -> None:
+    x, weight, bias = torch.randn(2, 3, 64) + 0.5, torch.randn(32, 64) / 8, torch.randn(32)
+    scale, shift = torch.randn(2, 64)
+    taken = pack(weight) if packed else weight
+    for mod in ((scale, shift), (None, None)):
+        normed = torch.nn.functional.layer_norm(x, (64,), *mod, eps=1e-5)
+        expected = normed @ weight.T + bias
+        for module in (skinny, compose):
+            plain = module.norm_linear(x, *mod, 1e-5, taken, bias, False)
+            torch.testing.assert_close(plain, expected, atol=1e-5, rtol=1e-5)
+            curved = module.norm_linear(x, *mod, 1e-5, taken, bias, True)
+            expected_curve = torch.nn.functional.gelu(expected, approximate="tanh")
+            torch.testing.assert_close(curved, expected_curve, atol=1e-5, rtol=1e-5)
+
+
+def test_a_residual_product_has_a_bias_inside_its_gate() -> None:
+    y, w, residual = torch.ones(1, 1, 4), torch.eye(4), torch.full((1, 1, 4), 10.0)
+    for module in (skinny, compose):
+        out = module.project_residual(y, w, torch.tensor([0.0, 1.0, 2.0, 3.0]), residual, torch.full((4,), 2.0))
+        assert out.flatten().tolist() == [10.0, 13.0, 16.0, 19.0]
+
+
 def test_both_ends_of_a_step() -> None:
     state, x = torch.randn(1, 5, 8), torch.randn(1, 5, 64)
     w_in, w_out, scale, shift = torch.randn(64, 8), torch.randn(8, 64), torch.randn(64), torch.randn(64)
@@ -124,9 +153,9 @@ def test_support_is_told_not_assumed() -> None:
 
 @pytest.mark.parametrize("own", [H200, GEFORCE])
 @pytest.mark.parametrize("rows", [1, 10, 50, 64])
-@pytest.mark.parametrize("name", EXPERT)
-def test_every_product_of_the_expert_has_a_launch_that_fits(name: str, rows: int, own: Limits) -> None:
-    shape = (*EXPERT[name], rows)
+@pytest.mark.parametrize("product", [*EXPERT.values(), *BLOCK.values()])
+def test_every_product_has_a_launch_that_fits(product: tuple[int, int, int], rows: int, own: Limits) -> None:
+    shape = (*product, rows)
     for launch in candidates(cuda.LINEAR, shape, own):
         assert cuda._linear_bytes(launch, shape) <= own.shared_bytes
         assert launch.warps * launch["SPLIT"] * cuda.WARP_COLUMNS == shape[2]
@@ -139,7 +168,11 @@ def test_the_measured_launches_come_first() -> None:
 
 
 def test_arguments_have_the_size_that_the_sources_lay_out() -> None:
-    assert [ctypes.sizeof(a) for a in (cuda.LinearArgs, cuda.AttendArgs, cuda.StepArgs)] == [136, 80, 112]
+    assert [ctypes.sizeof(a) for a in (arguments.LinearArgs, arguments.AttendArgs, arguments.StepArgs)] == [
+        144,
+        80,
+        112,
+    ]
 
 
 def test_costs() -> None:
@@ -167,7 +200,8 @@ def test_one_source_compiles_for_every_architecture(
         "attend": {"CHUNK": 80, "OVERLAY": 1},
         "step": {"K": 1024, "A": 32, "HAS_IN": 1},
     }
-    for name, defines in kinds.items():
+    behind_a_norm = {"PHASE": 3, "N": 4096, "K": 1024, "TILES": 2, "WARPS": 8, "SPLIT": 1, "HALF": 8, "GELU": 1}
+    for name, defines in (*kinds.items(), ("linear", behind_a_norm)):
         code = compile.machine_code(name, {**common, **defines}, capability)
         assert code[:4] == b"\x7fELF"
         assert code == compile.machine_code(name, {**common, **defines}, capability)  # now from the disk

@@ -99,6 +99,29 @@ def test_against_fp32(batch: int, tokens: int, keys: int) -> None:
             assert error(out, reference.project_residual(y.float(), weight.float(), gate, layer.x.float())) < 4e-3
 
 
+@pytest.mark.parametrize("tokens", [1, 7, 8, 16, 33, 48, 64])
+@pytest.mark.parametrize("width", [768, 1024, 1536])
+def test_layer_norm_and_biases_against_fp32(tokens: int, width: int) -> None:
+    torch.manual_seed(tokens + width)
+    x = random(1, tokens, width) + 0.3  # a mean to take off
+    scale, shift = 1 + random(width, scale=0.3, dtype=torch.float32), random(width, scale=0.3, dtype=torch.float32)
+    for rows, gelu in ((width, False), (4 * width, True)):
+        weight, bias = random(rows, width, scale=width**-0.5), random(rows)
+        for mod in ((scale, shift), (None, None)):
+            out = cuda.norm_linear(x, *mod, 1e-5, pack(weight), bias, gelu)
+            truth = reference.norm_linear(x.float(), *mod, 1e-5, weight.float(), bias.float(), gelu)
+            assert error(out, truth) < 6e-3
+    for inner in (width, 4 * width):
+        if not cuda.can_multiply(
+            y := random(1, tokens, inner), packed := pack(random(width, inner, scale=inner**-0.5))
+        ):
+            continue
+        bias = random(width)
+        out = cuda.project_residual(y, packed, None, x, bias)
+        dense = reference.dense(packed).float()
+        assert error(out, reference.project_residual(y.float(), dense, None, x.float(), bias.float())) < 4e-3
+
+
 @pytest.mark.parametrize(("batch", "tokens", "keys"), SIZES)
 def test_attend_against_fp32(batch: int, tokens: int, keys: int) -> None:
     layer = Layer(batch, tokens, keys)

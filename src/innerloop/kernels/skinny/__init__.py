@@ -21,6 +21,7 @@ __all__ = [
     "attend",
     "chain",
     "norm_glu",
+    "norm_linear",
     "norm_project_step",
     "norm_qkv_rope",
     "pack",
@@ -72,9 +73,29 @@ def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: flo
     return out
 
 
-def project_residual(y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor) -> Tensor:
-    """y [B, T, K], weight [N, K], gate [N] or None, residual [B, T, N] -> residual + gate * (y W^T)."""
-    out: Tensor = _implementation(y, weight).project_residual(y, weight, gate, residual)
+def norm_linear(
+    x: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor | Packed,
+    bias: Tensor,
+    gelu: bool = False,
+) -> Tensor:
+    """x [B, T, K] -> (layer norm of x * scale + shift) W^T + b, [B, T, N]; gelu: its tanh form of that.
+
+    scale and shift [K]: a layer norm's weight and bias, or 1 + scale and shift of AdaLN; weight [N, K] (pair = 8).
+    """
+    run = _implementation(x, weight).norm_linear
+    out: Tensor = run(x, scale, shift, eps, weight, bias, gelu)
+    return out
+
+
+def project_residual(
+    y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """y [B, T, K], weight [N, K], gate and bias [N] or None, residual [B, T, N] -> residual + gate * (y W^T + b)."""
+    out: Tensor = _implementation(y, weight).project_residual(y, weight, gate, residual, bias)
     return out
 
 

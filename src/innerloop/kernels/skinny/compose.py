@@ -9,7 +9,7 @@ from innerloop.kernels.attention import attention
 from innerloop.kernels.euler import Guide, project_and_step
 from innerloop.kernels.euler import guide as pull
 from innerloop.kernels.linear import linear
-from innerloop.kernels.norm import modulated_rms_norm
+from innerloop.kernels.norm import layer_norm, modulated_rms_norm
 from innerloop.kernels.rope import rotate_and_store
 from innerloop.kernels.skinny.packing import Packed
 from innerloop.kernels.skinny.reference import dense
@@ -39,9 +39,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: flo
     return attention(q, k, v, key_valid, scale)
 
 
-def project_residual(y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor) -> Tensor:
+def norm_linear(
+    x: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor | Packed,
+    bias: Tensor,
+    gelu: bool,
+) -> Tensor:
+    """As reference.norm_linear."""
+    return linear(layer_norm(x, scale, shift, eps), dense(weight), bias, activation="gelu_tanh" if gelu else None)
+
+
+def project_residual(
+    y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """As reference.project_residual."""
-    delta = linear(y, dense(weight))
+    delta = linear(y, dense(weight), bias)
     if gate is None:
         return residual + delta
     return torch.addcmul(residual.float(), delta.float(), gate.float()).to(residual.dtype)

@@ -16,6 +16,11 @@ def norm_glu(rows: int, width: int, features: int, element: int = 2) -> Cost:
     return product + Cost(0, 4 * 2 * width - element * rows * features)
 
 
+def norm_linear(rows: int, width: int, features: int, element: int = 2) -> Cost:
+    """Weight, x and the result once; fp32 scale and shift, the bias."""
+    return _product(rows, features, width, element) + Cost(rows * features, 4 * 2 * width + element * features)
+
+
 def project_residual(rows: int, features: int, width: int, element: int = 2) -> Cost:
     """Weight, y and residual read, the sum written; fp32 gate."""
     return _product(rows, features, width, element) + Cost(2 * rows * features, features * (rows * element + 4))

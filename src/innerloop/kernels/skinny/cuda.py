@@ -14,9 +14,10 @@ from innerloop.contract.errors import InnerloopError
 from innerloop.kernels.euler import Guide
 from innerloop.kernels.launch import Launch, Limits, Shape, Table, choose, limits
 from innerloop.kernels.skinny import compile
+from innerloop.kernels.skinny.arguments import AttendArgs, LinearArgs, StepArgs
 from innerloop.kernels.skinny.packing import Packed
 
-NORM_QKV_ROPE, NORM_GLU, RESIDUAL = range(3)
+NORM_QKV_ROPE, NORM_GLU, RESIDUAL, NORM_LINEAR = range(4)
 MAX_ROWS = 64
 WARP_COLUMNS = 128  # columns of the weight that one warp multiplies
 ATTENTION_PARTS = 8  # programs that share one head's keys
@@ -24,42 +25,6 @@ ATTENTION_DIM = 256
 
 _chain: ContextVar["Chain | None"] = ContextVar("chain", default=None)
 _defines: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("defines", default=())
-
-
-class LinearArgs(ctypes.Structure):
-    """`Args` of source/linear.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "x", "scale", "shift", "gate", "residual", "cos", "sin")),
-        *((name, ctypes.c_void_p) for name in ("out", "k_cache", "v_cache")),
-        *((name, ctypes.c_uint64) for name in ("batch_stride", "row_stride")),
-        *((name, ctypes.c_int) for name in ("rows", "row_tokens", "start", "groups", "heads", "kv_heads")),
-        ("eps", ctypes.c_float),
-    )
-
-
-class AttendArgs(ctypes.Structure):
-    """`Args` of source/attend.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "key_valid", "out")),
-        *((name, ctypes.c_uint64) for name in ("batch_stride", "row_stride")),
-        *((name, ctypes.c_int) for name in ("tokens", "keys", "start", "heads", "kv_heads")),
-        ("scale", ctypes.c_float),
-    )
-
-
-class StepArgs(ctypes.Structure):
-    """`Args` of source/step.cu."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("x", "scale", "shift", "weight_out", "bias_out", "weight_in", "bias_in")
-        ),
-        *((name, ctypes.c_void_p) for name in ("state", "next_state", "previous", "guidance", "out")),
-        *((name, ctypes.c_float) for name in ("eps", "dt", "gain", "time")),
-    )
 
 
 @dataclass
@@ -107,8 +72,9 @@ def _linear_bytes(launch: Launch, shape: Shape) -> int:
     nt, passes, split, tiles = column_tiles(rows), _passes(rows), launch["SPLIT"], launch["TILES"]
     items = tiles * nt * 32
     size = tiles * (k // split) * 32 + (split - 1) * passes * items * 16 + 128
+    kept = 2 if phase == NORM_LINEAR else 1
     if phase != RESIDUAL:
-        size += (k + tiles * 16 * (launch.warps + 1) + nt * 8 * launch.warps) * 4
+        size += (k + kept * tiles * 16 * (launch.warps + 1) + kept * nt * 8 * launch.warps) * 4
     if passes > 1:
         size += launch.warps * tiles * nt * 512
     return size
@@ -155,12 +121,14 @@ def _overlays(tokens: int, keys: int, shared_bytes: int) -> bool:
     return attention_bytes(tokens, keys, False) > shared_bytes
 
 
-def can_multiply(x: Tensor, weight: Packed) -> bool:
-    """Whether the linear kernel takes these rows and this weight."""
+def can_multiply(x: Tensor, weight: Packed, norm: bool = False) -> bool:
+    """Whether the linear kernel takes these rows and this weight; norm: behind a layer norm."""
     rows, own = x.numel() // x.shape[-1], limits(x.device)
     if x.dtype is not torch.bfloat16 or not 1 <= rows <= MAX_ROWS or own.capability < 90:
         return False
     phase = RESIDUAL if weight.pair == 8 else NORM_GLU if weight.pair == weight.rows // 2 else NORM_QKV_ROPE
+    if norm:
+        phase = NORM_LINEAR
     shape = (phase, weight.rows, weight.columns, rows)
     return any(_linear_suits(c, shape, own) and _linear_bytes(c, shape) <= own.shared_bytes for c in LINEAR.default)
 
@@ -233,7 +201,28 @@ def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight:
     return out
 
 
-def project_residual(y: Tensor, weight: Packed, gate: Tensor | None, residual: Tensor) -> Tensor:
+def norm_linear(
+    x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float, weight: Packed, bias: Tensor, gelu: bool
+) -> Tensor:
+    """As reference.norm_linear."""
+    _need_contiguous("x", x)
+    _need_bias(bias, weight)
+    if weight.pair != 8:
+        raise InnerloopError(f"norm_linear wants a weight packed with pair=8, not {weight.pair}")
+    if scale is not None and shift is not None and scale.dtype is not shift.dtype:
+        raise InnerloopError(f"scale is {scale.dtype} and shift {shift.dtype}; give both one dtype")
+    out = torch.empty(*x.shape[:-1], weight.rows, dtype=x.dtype, device=x.device)
+    arguments = LinearArgs(
+        scale=None if scale is None else scale.data_ptr(), shift=None if shift is None else shift.data_ptr(),
+        bias=bias.data_ptr(), eps=eps,
+    )  # fmt: skip
+    _linear(NORM_LINEAR, x, weight, out, arguments, shift if scale is None else scale, {"GELU": int(gelu)})
+    return out
+
+
+def project_residual(
+    y: Tensor, weight: Packed, gate: Tensor | None, residual: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """As reference.project_residual."""
     _need_contiguous("y", y)
     _need_contiguous("residual", residual)
@@ -241,6 +230,9 @@ def project_residual(y: Tensor, weight: Packed, gate: Tensor | None, residual: T
         raise InnerloopError(f"project_residual wants a weight packed with pair=8, not {weight.pair}")
     out = torch.empty_like(residual)
     arguments = LinearArgs(residual=residual.data_ptr(), gate=None if gate is None else gate.data_ptr())
+    if bias is not None:
+        _need_bias(bias, weight)
+        arguments.bias = bias.data_ptr()
     _linear(RESIDUAL, y, weight, out, arguments, gate)
     return out
 
@@ -330,7 +322,13 @@ def _step(state: Tensor, width: int, arguments: StepArgs, defines: Mapping[str, 
 
 
 def _linear(
-    phase: int, x: Tensor, weight: Packed, out: Tensor, arguments: LinearArgs, modulation: Tensor | None
+    phase: int,
+    x: Tensor,
+    weight: Packed,
+    out: Tensor,
+    arguments: LinearArgs,
+    modulation: Tensor | None,
+    extra: Mapping[str, int] | None = None,
 ) -> None:
     rows = x.numel() // x.shape[-1]
     if rows > MAX_ROWS or x.shape[-1] != weight.columns or x.dtype is not torch.bfloat16:
@@ -345,6 +343,7 @@ def _linear(
     defines = {
         **dict(launch.sizes), "PHASE": phase, "N": weight.rows, "K": weight.columns, "WARPS": launch.warps,
         "NT": column_tiles(rows), "HALF": weight.pair, "MODULATION_FLOAT": _is_float(modulation),
+        **(extra or {}),
     }  # fmt: skip
     grid = weight.rows // 16 // launch["TILES"] * launch["SPLIT"]
     size = _linear_bytes(launch, shape)
@@ -376,6 +375,11 @@ def _norm(scale: Tensor, shift: Tensor | None, eps: float) -> dict[str, int | fl
     if shift is not None and shift.dtype is not scale.dtype:
         raise InnerloopError(f"scale is {scale.dtype} and shift {shift.dtype}; give both one dtype")
     return {"scale": scale.data_ptr(), "shift": None if shift is None else shift.data_ptr(), "eps": eps}
+
+
+def _need_bias(bias: Tensor, weight: Packed) -> None:
+    if bias.dtype is not torch.bfloat16 or bias.shape != (weight.rows,):
+        raise InnerloopError(f"the bias must be bfloat16 [{weight.rows}], not {bias.dtype} {list(bias.shape)}")
 
 
 def _is_float(modulation: Tensor | None) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 from innerloop.kernels.attention.reference import attention
 from innerloop.kernels.euler.reference import Guide
 from innerloop.kernels.euler.reference import guide as pull
-from innerloop.kernels.norm.reference import modulated_rms_norm
+from innerloop.kernels.norm.reference import layer_norm, modulated_rms_norm
 from innerloop.kernels.rope.reference import rotate_and_store
 from innerloop.kernels.skinny.packing import Packed, unpack
 
@@ -41,9 +41,25 @@ def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: flo
     return attention(q, k, v, key_valid, scale)
 
 
-def project_residual(y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor) -> Tensor:
-    """residual + gate * (y W^T), the sum in fp32."""
-    delta = F.linear(y, dense(weight)).float()
+def norm_linear(
+    x: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor | Packed,
+    bias: Tensor,
+    gelu: bool,
+) -> Tensor:
+    """(layer_norm(x) * scale + shift) W^T + b, and gelu_tanh of it where asked."""
+    out = F.linear(layer_norm(x, scale, shift, eps), dense(weight), bias)
+    return F.gelu(out.float(), approximate="tanh").to(out.dtype) if gelu else out
+
+
+def project_residual(
+    y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """residual + gate * (y W^T + b), the sum in fp32."""
+    delta = F.linear(y, dense(weight), bias).float()
     if gate is not None:
         delta = delta * gate.float()
     return (residual.float() + delta).to(residual.dtype)

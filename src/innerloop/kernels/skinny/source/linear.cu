@@ -1,10 +1,13 @@
 // A linear layer over few rows. Fixed at compile time: PHASE, K, N (output features), TILES (16-row weight tiles a program),
 // WARPS, SPLIT (programs of a cluster that share K), NT (8-token column tiles a pass), HALF (distance of paired rows),
-// MODULATION_FLOAT, RESIDENT.
+// MODULATION_FLOAT, RESIDENT, GELU (of NORM_LINEAR).
 #define NORM_QKV_ROPE 0
 #define NORM_GLU 1
 #define RESIDUAL 2
+#define NORM_LINEAR 3
 #define HAS_NORM (PHASE != RESIDUAL)
+#define CENTRED (PHASE == NORM_LINEAR)  // layer norm: its scale is whole, not an offset from 1
+#define KEPT (CENTRED ? 2 : 1)          // products with the tables, and sums over x, that a norm keeps
 #define THREADS (WARPS * 32)
 #define KPART (K / SPLIT)             // columns of this program
 #define BLOCKS (KPART / 32 / WARPS)   // 32-column blocks of a warp
@@ -13,8 +16,8 @@
 #define TOKENS (NT * 8)
 #define ITEMS (TILES * NT * 32)       // float4 accumulators of a program
 #define ROWS (TILES * 16)
-#define TABLE_BYTES (HAS_NORM ? (K + ROWS * (WARPS + 1)) * 4 : 0)
-#define SQUARES_BYTES (HAS_NORM ? TOKENS * WARPS * 4 : 0)
+#define TABLE_BYTES (HAS_NORM ? (K + KEPT * ROWS * (WARPS + 1)) * 4 : 0)
+#define SQUARES_BYTES (HAS_NORM ? KEPT * TOKENS * WARPS * 4 : 0)
 
 struct Args {
   const u8* weight;
@@ -23,6 +26,7 @@ struct Args {
   const void* shift;
   const void* gate;
   const bf16* residual;
+  const bf16* bias;
   const float* cos;
   const float* sin;
   bf16* out;
@@ -44,6 +48,8 @@ DEVICE float gelu_tanh(float v) {
   float e = __expf(2.0f * t);  // tanh(t) = 1 - 2 / (exp(2t) + 1), right at both ends
   return 0.5f * v * (2.0f - __fdividef(2.0f, e + 1.0f));
 }
+
+DEVICE float bias_of(const bf16* table, int i) { return __uint_as_float((u32)__ldg(table + i) << 16); }
 
 struct Extra {  // what an accumulator item needs beside its sums, loaded before the product
   float4 a;
@@ -71,6 +77,10 @@ DEVICE Extra load_extra(const Args& p, int tile, int token0, int lane) {
   if (p.gate) {
     e.b = make_float4(modulation(p.gate, f), modulation(p.gate, f + 1), modulation(p.gate, f + 8),
                       modulation(p.gate, f + 9));
+  }
+  if (p.bias) {
+    e.a = make_float4(e.a.x + e.b.x * bias_of(p.bias, f), e.a.y + e.b.y * bias_of(p.bias, f + 1),
+                      e.a.z + e.b.z * bias_of(p.bias, f + 8), e.a.w + e.b.w * bias_of(p.bias, f + 9));
   }
 #endif
   return e;
@@ -109,6 +119,15 @@ DEVICE void finish(const Args& p, int tile, int token0, int lane, float4 c, Extr
   float2 h = two_features(gelu_tanh(c.x) * c.z, gelu_tanh(c.y) * c.w, odd);
   if (token >= p.rows) return;
   *(u32*)(p.out + (u64)token * HALF + tile * 8 + (r & ~1)) = pack2(h.x, h.y);
+#elif PHASE == NORM_LINEAR
+#if GELU
+  c = make_float4(gelu_tanh(c.x), gelu_tanh(c.y), gelu_tanh(c.z), gelu_tanh(c.w));
+#endif
+  float2 first = two_features(c.x, c.y, odd), second = two_features(c.z, c.w, odd);
+  if (token >= p.rows) return;
+  bf16* to = p.out + (u64)token * N + tile * 16 + (r & ~1);
+  *(u32*)(to) = pack2(first.x, first.y);
+  *(u32*)(to + 8) = pack2(second.x, second.y);
 #else
   float2 first = two_features(c.x, c.y, odd), second = two_features(c.z, c.w, odd);
   if (token >= p.rows) return;
@@ -119,19 +138,24 @@ DEVICE void finish(const Args& p, int tile, int token0, int lane, float4 c, Extr
 }
 
 // W (x / rms * (1 + scale) + shift) = W (x * (1 + scale)) / rms + W shift. The last term needs no x; the rms none of the
-// product. So the product starts as soon as x is here.
-DEVICE void shift_product(const Args& p, const u8* weights, float* bias, float* parts, u32 bar, int warp, int lane) {
+// product. So the product starts as soon as x is here. A layer norm also takes mean * W (scale) off: W times the scale is
+// a second column of the same early product.
+DEVICE void shift_product(const Args& p, const u8* weights, const float* scale, float* parts, u32 bar, int warp, int lane) {
   const int r = lane >> 2, j = lane & 3;
-  uint4 x[BLOCKS];  // the first token column is the shift
+  uint4 x[BLOCKS];  // the first token column is the shift, the second the scale
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
     x[b] = make_uint4(0, 0, 0, 0);
     int at = (warp * BLOCKS + b) * 32 + j * 8;
-    if (r == 0) {
+    if (r == 0 && p.shift) {
       x[b] = make_uint4(pack2(modulation(p.shift, at), modulation(p.shift, at + 1)),
                         pack2(modulation(p.shift, at + 2), modulation(p.shift, at + 3)),
                         pack2(modulation(p.shift, at + 4), modulation(p.shift, at + 5)),
                         pack2(modulation(p.shift, at + 6), modulation(p.shift, at + 7)));
+    }
+    if (CENTRED && r == 1) {
+      x[b] = make_uint4(pack2(scale[at], scale[at + 1]), pack2(scale[at + 2], scale[at + 3]),
+                        pack2(scale[at + 4], scale[at + 5]), pack2(scale[at + 6], scale[at + 7]));
     }
   }
 #pragma unroll
@@ -147,29 +171,34 @@ DEVICE void shift_product(const Args& p, const u8* weights, float* bias, float* 
     if (j == 0) {
       parts[warp * ROWS + t * 16 + r] = acc.x;
       parts[warp * ROWS + t * 16 + r + 8] = acc.z;
+      if (CENTRED) {
+        parts[(WARPS + 1 + warp) * ROWS + t * 16 + r] = acc.y;
+        parts[(WARPS + 1 + warp) * ROWS + t * 16 + r + 8] = acc.w;
+      }
     }
   }
 }
 
 DEVICE void scale_rows(uint4 (&x)[BLOCKS][NT], float* squares, const float* scale, int warp, int lane) {
   const int r = lane >> 2, j = lane & 3;
-  float s[NT];
+  float s[NT], m[NT];
 #pragma unroll
-  for (int nt = 0; nt < NT; ++nt) s[nt] = 0.f;
+  for (int nt = 0; nt < NT; ++nt) s[nt] = m[nt] = 0.f;
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
     const float4* at = (const float4*)(scale + (warp * BLOCKS + b) * 32 + j * 8);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float4 m = at[half];
+      float4 by = at[half];
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) {
         u32& first = half ? x[b][nt].z : x[b][nt].x;
         u32& second = half ? x[b][nt].w : x[b][nt].y;
         float4 v = make_float4(low(first), high(first), low(second), high(second));
         s[nt] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-        first = pack2(v.x * m.x, v.y * m.y);
-        second = pack2(v.z * m.z, v.w * m.w);
+        if (CENTRED) m[nt] += v.x + v.y + v.z + v.w;
+        first = pack2(v.x * by.x, v.y * by.y);
+        second = pack2(v.z * by.z, v.w * by.w);
       }
     }
   }
@@ -178,26 +207,45 @@ DEVICE void scale_rows(uint4 (&x)[BLOCKS][NT], float* squares, const float* scal
     s[nt] += __shfl_xor_sync(0xffffffffu, s[nt], 1);
     s[nt] += __shfl_xor_sync(0xffffffffu, s[nt], 2);
     if (j == 0) squares[warp * TOKENS + nt * 8 + r] = s[nt];
+    if (CENTRED) {
+      m[nt] += __shfl_xor_sync(0xffffffffu, m[nt], 1);
+      m[nt] += __shfl_xor_sync(0xffffffffu, m[nt], 2);
+      if (j == 0) squares[(WARPS + warp) * TOKENS + nt * 8 + r] = m[nt];
+    }
   }
 }
 
-// Sums over x * (1 + scale) -> over the normed, shifted x, for tokens n and n + 1 and rows r and r + 8 of a tile.
-DEVICE float4 normed(float4 c, const float* squares, const float* bias, int n, float eps) {
+DEVICE float2 over_warps(const float* parts, int n) {  // of tokens n and n + 1
   float2 s = make_float2(0.f, 0.f);
 #pragma unroll
   for (int w = 0; w < WARPS; ++w) {
-    float2 v = *(const float2*)(squares + w * TOKENS + n);
+    float2 v = *(const float2*)(parts + w * TOKENS + n);
     s = make_float2(s.x + v.x, s.y + v.y);
   }
-  float a = rsqrtf(s.x * (1.0f / K) + eps), b = rsqrtf(s.y * (1.0f / K) + eps);
+  return s;
+}
+
+// Sums over x * scale -> over the normed, shifted x, for tokens n and n + 1 and rows r and r + 8 of a tile. bias: W shift and
+// the linear's own, of this row; W scale stands (WARPS + 1) * ROWS behind it.
+DEVICE float4 normed(float4 c, const float* squares, const float* bias, int n, float eps) {
+  float2 s = over_warps(squares, n);
+  s = make_float2(s.x * (1.0f / K), s.y * (1.0f / K));
+#if CENTRED
+  float2 m = over_warps(squares + WARPS * TOKENS, n);
+  m = make_float2(m.x * (1.0f / K), m.y * (1.0f / K));
+  const float* column = bias + (WARPS + 1) * ROWS;
+  c = make_float4(c.x - m.x * column[0], c.y - m.y * column[0], c.z - m.x * column[8], c.w - m.y * column[8]);
+  s = make_float2(fmaxf(s.x - m.x * m.x, 0.f), fmaxf(s.y - m.y * m.y, 0.f));
+#endif
+  float a = rsqrtf(s.x + eps), b = rsqrtf(s.y + eps);
   return make_float4(c.x * a + bias[0], c.y * b + bias[0], c.z * a + bias[8], c.w * b + bias[8]);
 }
 
 extern "C" __global__ void BOUNDS(THREADS) linear(const __grid_constant__ Args p) {
   extern __shared__ __align__(128) u8 memory[];
   float* scale = (float*)(memory + WEIGHT_BYTES);
-  float* bias = scale + K;         // [ROWS] W shift
-  float* bias_parts = bias + ROWS;  // [WARPS][ROWS]
+  float* bias = scale + K;         // [KEPT][1 + WARPS][ROWS]: W shift and its parts, W scale and its parts
+  float* bias_parts = bias + ROWS;
   float* squares = (float*)(memory + WEIGHT_BYTES + TABLE_BYTES);
   u8* gathered = memory + WEIGHT_BYTES + TABLE_BYTES + SQUARES_BYTES;  // sums of the cluster's other programs
   u8* barriers = gathered + (SPLIT - 1) * p.groups * ITEMS * 16;
@@ -224,17 +272,22 @@ extern "C" __global__ void BOUNDS(THREADS) linear(const __grid_constant__ Args p
     }
   }
 #if HAS_NORM
-  for (int i = tid; i < K; i += THREADS) scale[i] = 1.0f + modulation(p.scale, i);
+  for (int i = tid; i < K; i += THREADS)
+    scale[i] = CENTRED ? (p.scale ? modulation(p.scale, i) : 1.0f) : 1.0f + modulation(p.scale, i);
 #endif
   __syncthreads();
 #if HAS_NORM
-  if (p.shift) shift_product(p, memory, bias, bias_parts, shared_address(barriers), warp, lane);
+  if (p.shift || CENTRED) shift_product(p, memory, scale, bias_parts, shared_address(barriers), warp, lane);
   __syncthreads();
-  if (tid < ROWS) {
+  for (int i = tid; i < KEPT * ROWS; i += THREADS) {
+    const bool second = i >= ROWS;
+    const int row = second ? i - ROWS : i;
+    const float* parts = second ? bias_parts + (WARPS + 1) * ROWS : bias_parts;
     float s = 0.f;
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) s += p.shift ? bias_parts[w * ROWS + tid] : 0.f;
-    bias[tid] = s;
+    for (int w = 0; w < WARPS; ++w) s += second || p.shift ? parts[w * ROWS + row] : 0.f;
+    if (CENTRED && !second && p.bias) s += bias_of(p.bias, tile0 * 16 + row);
+    bias[(second ? (WARPS + 1) * ROWS : 0) + row] = s;
   }
 #endif
   if (SPLIT > 1) cluster_arrive();  // this program's barriers exist
