@@ -21,11 +21,12 @@ from torch import nn
 
 from innerloop.blocks.siglip import Shares
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import activation, attention, linear, norm
+from innerloop.kernels import activation, attention, linear, norm, skinny
 
 EPS = 1e-5  # norm_eps of the blocks (Isaac-GR00T cross_attention_dit.py)
 OUTPUT_EPS = 1e-6  # norm_out of the same file
 TIME_CHANNELS = 256  # its TimestepEncoder
+COLUMNS = 128  # a warp of the few-row kernels multiplies this many columns of a weight
 # Read in float32 at any precision: they are applied once a checkpoint.
 FLOAT32 = ("modulation_*", "time_*")
 
@@ -80,15 +81,18 @@ class DiTBlock(nn.Module):
 
     def attend(self, normed: torch.Tensor, memory: torch.Tensor | None, valid: torch.Tensor | None) -> Shares:
         """normed [B, T, D]; memory [B, S, 2, H, hd] and valid int32 [B, S] of a cross block -> shares of [B, T, D]."""
-        batch, tokens, _ = normed.shape
-        product = linear.linear(normed, self.q_weight, self.q_bias)
+        mixed = self.mix(linear.linear(normed, self.q_weight, self.q_bias), memory, valid)
+        return linear.deferred(mixed, self.out_weight, self.out_bias)
+
+    def mix(self, product: torch.Tensor, memory: torch.Tensor | None, valid: torch.Tensor | None) -> torch.Tensor:
+        """product [B, T, D] of a cross block's query, [B, T, 3 D] of a self block -> attention's [B, T, D]."""
+        batch, tokens, _ = product.shape
         if memory is None:
             q, k, v = product.view(batch, tokens, 3, self.heads, self.head_dim).unbind(2)
         else:
             q = product.view(batch, tokens, self.heads, self.head_dim)
             k, v = memory.unbind(2)
-        mixed = attention.attention(q, k, v, None if memory is None else valid, self.head_dim**-0.5)
-        return linear.deferred(mixed, self.out_weight, self.out_bias)
+        return attention.attention(q, k, v, None if memory is None else valid, self.head_dim**-0.5)
 
     def mlp(self, normed: torch.Tensor) -> Shares:
         """normed [B, T, D] -> shares of [B, T, D]."""
@@ -97,10 +101,14 @@ class DiTBlock(nn.Module):
 
 
 class DiT(nn.Module):
-    """Blocks, time embedding and, where sizes.output says so, the output head."""
+    """Blocks, time embedding and, where sizes.output says so, the output head.
 
-    def __init__(self, sizes: DiTSizes) -> None:
+    tokens: rows of one robot that the blocks see, 0 where that is not known; few of them are worth packing for.
+    """
+
+    def __init__(self, sizes: DiTSizes, tokens: int = 0) -> None:
         super().__init__()
+        self.tokens, self.packed = tokens, False
         d, kv = sizes.width, 2 * sizes.width * len(sizes.cross_blocks)
         self.sizes = sizes
         self.time_in_weight = nn.Parameter(torch.empty(d, TIME_CHANNELS))
@@ -155,6 +163,8 @@ class DiT(nn.Module):
         """
         crosses = len(self.sizes.cross_blocks)
         masks = [valid] * crosses if valid is None or isinstance(valid, torch.Tensor) else list(valid)
+        if self.packed:
+            return self._few_rows(x, table, memory, masks)
         normed = norm.layer_norm(x, table[0, 0], table[0, 1], EPS)
         cross, last = 0, self.sizes.depth - 1
         for i, block in enumerate(self.blocks):
@@ -169,6 +179,38 @@ class DiT(nn.Module):
             return norm.add_layer_norm(x, delta, None, None, EPS, left)[0]
         _, normed = norm.add_layer_norm(x, delta, table[-1, 0], table[-1, 1], OUTPUT_EPS, left)
         return linear.linear(normed, self.head_weight, self.head_bias)
+
+    def _few_rows(
+        self, x: torch.Tensor, table: torch.Tensor, memory: torch.Tensor, masks: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor:
+        """`forward` over packed products: norms, biases and residuals inside them."""
+        cross = 0
+        for i, block in enumerate(self.blocks):
+            own, mask = (memory[cross], masks[cross]) if block.crosses else (None, None)
+            cross += block.crosses
+            product = skinny.norm_linear(x, table[i, 0], table[i, 1], EPS, block.q_weight, block.q_bias)
+            x = skinny.project_residual(block.mix(product, own, mask), block.out_weight, None, x, block.out_bias)
+            hidden = skinny.norm_linear(x, None, None, EPS, block.up_weight, block.up_bias, gelu=True)
+            x = skinny.project_residual(hidden, block.down_weight, None, x, block.down_bias)
+        if not self.sizes.output:
+            return x
+        normed = norm.layer_norm(x, table[-1, 0], table[-1, 1], OUTPUT_EPS)
+        return linear.linear(normed, self.head_weight, self.head_bias)
+
+    def pack(self) -> bool:
+        """Lay the blocks' products out as the few-row CUDA kernels read them; False, and no change, where widths do not suit.
+
+        A norm's product takes at most 16 warps of 128 columns.
+        """
+        if self.sizes.width % COLUMNS or self.sizes.width > 16 * COLUMNS:
+            return False
+        for block in self.blocks:
+            for name in ("q_weight", "out_weight", "up_weight", "down_weight"):
+                packed = skinny.pack(getattr(block, name).data)
+                delattr(block, name)
+                setattr(block, name, packed)
+        self.packed = True
+        return True
 
 
 def batched(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 import innerloop
+from innerloop.blocks.dit import DiT
 from innerloop.contract import CheckpointError, ObservationError, Previous
 from innerloop.engine import LoadedPolicy
 from innerloop.policies import FAMILIES
@@ -156,6 +157,24 @@ def test_published_size_takes_a_made_up_observation(name: str) -> None:
     assert set(prepared.inputs) | {"noise"} == set(sample)
     made_up = np.arange(config.answer, dtype=np.int32) if name == "starvla-fast" else np.zeros((16, 7), np.float32)
     assert processor.finish(made_up, prepared.context).shape == (16, 7)
+
+
+def test_packed_products_mean_the_same(tmp_path: Path) -> None:
+    run, case = starvla.RUNS["gr00t"], starvla.CASES["gr00t"][0]
+    policy = innerloop.load(starvla.write(tmp_path, run), device="cpu")
+    assert policy.config.head_tokens == run.chunk + 6 + 1  # future tokens and the state
+    assert policy.model.head.dit.pack()
+    chunk = policy.infer(seen(run, case), noise=starvla.noise(run, case))
+    np.testing.assert_allclose(chunk.normalized, GOLDEN["gr00t.0"], atol=TOLERANCE, rtol=0)
+    policy.close()
+
+
+def test_a_width_that_fills_no_warp_is_not_packed() -> None:
+    config = FAMILIES["starvla-pi3"].default(1, 16, 4)
+    assert config.head_tokens == 16  # the future tokens reach no action
+    assert config.dit is not None
+    assert not DiT(replace(config.dit, heads=1, depth=1)).pack()
+    assert not DiT(replace(config.dit, heads=40, depth=1)).pack()
 
 
 def test_two_robots_in_one_batch(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ class StarVlaConfig:
         return self.dit is not None and len(self.dit.cross_blocks) < self.dit.depth
 
     @property
+    def head_tokens(self) -> int:
+        """Rows of one robot in the head."""
+        return self.chunk + (self.future_tokens + self.state_token if self.tokens_mix else 0)
+
+    @property
     def state_token(self) -> bool:
         """Whether the head reads the state."""
         return self.state_dim > 0 and self.tokens_mix

@@ -45,7 +45,7 @@ class FlowHead(nn.Module):
     def __init__(self, config: StarVlaConfig, sizes: DiTSizes) -> None:
         super().__init__()
         width, hidden, dims = sizes.width, config.hidden, config.max_action_dim
-        self.config, self.dit = config, DiT(sizes)
+        self.config, self.dit = config, DiT(sizes, config.head_tokens)
         self.encode_in_weight, self.encode_in_bias = _affine(width, dims)
         self.encode_mix_weight, self.encode_mix_bias = _affine(width, 2 * width)
         self.encode_out_weight, self.encode_out_bias = _affine(width, width)

@@ -10,6 +10,7 @@ import torch
 from innerloop.blocks import qwen3_answer, qwen3_vl
 from innerloop.blocks.qwen3_vl import LANGUAGE_READS
 from innerloop.contract import Buffer, Plan, Role, Stage
+from innerloop.kernels import skinny
 from innerloop.policies.starvla.config import LAYERWISE, StarVlaConfig
 from innerloop.policies.starvla.model import StarVla
 
@@ -139,9 +140,10 @@ def _action_stage(model: StarVla) -> Stage:
 
     def run(b: Tensors) -> None:
         x, prefix = b["noise"], head.prefix(b["state_token"] if state else None, len(b["noise"]))
-        for step in range(config.steps):
-            tables = (b["modulation"][step], b["time_mix"][step])
-            x = head.denoise(x, prefix, tables, b["memory"], b["key_valid"])
+        with skinny.chain():
+            for step in range(config.steps):
+                tables = (b["modulation"][step], b["time_mix"][step])
+                x = head.denoise(x, prefix, tables, b["memory"], b["key_valid"])
         b["actions"].copy_(x)
 
     reads = ("noise", "memory", "key_valid", "modulation", "time_mix", *state)
