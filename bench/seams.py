@@ -1,7 +1,7 @@
 """Seam and waiting by execution mode and delay, on a toy: `python -m bench.seams` prints the table of docs/execution.md.
 
-A point moves forward by one a tick; sideways every decision draws a slope of its own, as a policy does that knows
-several ways. Its flow is exact (the predicted clean chunk is the plan), so guidance is all that joins chunks in realtime.
+A point moves forward by one a tick and sideways by a slope that every decision draws anew, as a policy does that knows
+several ways. The policy is the exact flow of that distribution, so guidance bends whole plans, as in a trained policy.
 """
 
 from typing import Any
@@ -16,8 +16,10 @@ from innerloop.simulation import episode
 from innerloop.simulation.episode import Latency, Outcome
 from innerloop.simulation.world import RATE
 
-CHUNK, EXECUTE, STEPS, SEEDS = 32, 16, 5, 20
+CHUNK, EXECUTE, STEPS, SEEDS = 32, 16, 5, 10
 DELAYS = (0, 4, 8, 12)  # control ticks
+SPREAD = 0.5  # standard deviation of the slope
+UNIT = 16.0  # forward steps that are 1 in normalised units
 
 
 class Point:
@@ -45,27 +47,30 @@ class Point:
 
 
 class Ramp:
-    """The policy: plans from the observed position, and continues what it is given as pi0.5 does."""
+    """The policy: straight plans from the observed position; it continues what it is given as pi0.5 does."""
 
     def infer(self, observation: dict[str, Any], *, seed: int, previous: Previous | None = None) -> Chunk:
-        """One plan float32 [CHUNK, 4]."""
-        slope = np.random.default_rng(seed).uniform(-1.0, 1.0)
-        ahead = np.arange(1, CHUNK + 1, dtype=np.float32)[:, None]
-        plan = observation["state"] + ahead * np.array([1.0, slope, 0.0, 0.0], np.float32)
-        actions = plan if previous is None else _continued(plan, previous)
-        return Chunk(actions, actions, {"total": 0.0})
+        """One plan float32 [CHUNK, 4], by Euler steps from noise at time 1 to time 0."""
+        start = observation["state"]
+        target, pull = np.zeros((CHUNK, 4), np.float32), np.zeros((CHUNK, 1), np.float32)
+        if previous is not None:
+            left = len(previous.actions)
+            target[:left] = (previous.actions - start) / UNIT
+            pull[:, 0] = weights(previous.schedule, CHUNK, previous.delay, left)
+        x = np.random.default_rng(seed).standard_normal((CHUNK, 4)).astype(np.float32)
+        for step, gain in enumerate(gains(STEPS)):
+            time = 1.0 - step / STEPS
+            velocity = (x - _clean(x, time)) / time
+            x = x - (velocity - gain * pull * (target - (x - time * velocity))) / STEPS
+        return Chunk(start + UNIT * x, x, {"total": 0.0})
 
 
-def _continued(plan: np.ndarray, previous: Previous) -> np.ndarray:
-    left = len(previous.actions)
-    target, pull = np.zeros_like(plan), weights(previous.schedule, CHUNK, previous.delay, left)[:, None]
-    target[:left] = previous.actions
-    x = np.random.default_rng(0).standard_normal(plan.shape).astype(np.float32)
-    for step, gain in enumerate(gains(STEPS)):
-        time = 1.0 - step / STEPS
-        velocity = (x - plan) / time
-        x = x - (velocity - gain * pull * (target - (x - time * velocity))) / STEPS
-    return x
+def _clean(x: np.ndarray, time: float) -> np.ndarray:
+    """The mean of plans that `x` may be a noisy one of: x = (1 - time) * plan + time * noise, slope ~ N(0, SPREAD)."""
+    ahead, plan, part = np.arange(1, CHUNK + 1, dtype=np.float32) / UNIT, np.zeros_like(x), 1.0 - time
+    plan[:, 0] = ahead
+    plan[:, 1] = ahead * (SPREAD**2 * part * (ahead @ x[:, 1]) / (time**2 + part**2 * SPREAD**2 * (ahead @ ahead)))
+    return plan
 
 
 def cell(mode: str, delay: int) -> str:

@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "innerloop"
 ORDER = [
     *(
         "cli",
+        "arguments",
         "demo",
         "simulation",
         "serve",

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,19 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from innerloop import __version__
+from innerloop import __version__, arguments
+from innerloop.arguments import (
+    Adapter,
+    Assets,
+    CheckpointPath,
+    Device,
+    Horizon,
+    Json,
+    JsonFile,
+    Precision,
+    Rename,
+    TokenizerPath,
+)
 from innerloop.contract import InnerloopError
 
 app = typer.Typer(
@@ -22,18 +35,6 @@ app = typer.Typer(
     help="Run robot policies as fast as the GPU allows, and prove that the actions are right.",
 )
 out, err = Console(), Console(stderr=True)
-
-CheckpointPath = Annotated[Path, typer.Argument(metavar="CKPT", help="checkpoint directory (LeRobot or openpi)")]
-Device = Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; default: a GPU if there is one")]
-Precision = Annotated[str | None, typer.Option(help="bf16 or fp32; default: bf16 on a GPU, fp32 on a CPU")]
-Json = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
-TokenizerPath = Annotated[
-    Path | None, typer.Option(help="tokenizer.json or SentencePiece .model, if the checkpoint has none")
-]
-Assets = Annotated[str | None, typer.Option(help="which statistics set, where an openpi checkpoint has several")]
-Adapter = Annotated[Path | None, typer.Option(help="PEFT LoRA directory to merge at load")]
-Horizon = Annotated[int | None, typer.Option(help="action horizon, for openpi directories that do not state it")]
-Rename = Annotated[list[str] | None, typer.Option(metavar="ROBOT=CKPT", help="camera rename; repeatable")]
 
 
 def main() -> None:
@@ -73,8 +74,10 @@ def run(
     from innerloop.measure import decision
 
     observation = {
-        "images": {name: _picture(Path(path)) for name, path in (_pair(item, "--image") for item in image)},
-        "state": _numbers(state),
+        "images": {
+            name: arguments.picture(Path(path)) for name, path in (arguments.pair(item, "--image") for item in image)
+        },
+        "state": arguments.numbers(state),
         "prompt": prompt,
     }
     policy = _load(
@@ -84,7 +87,7 @@ def run(
         assets=assets,
         adapter=adapter,
         horizon=horizon,
-        edge=_edge(rename, tokenizer),
+        edge=arguments.edge(rename, tokenizer),
     )
     chunk = policy.infer(observation, seed=seed, noise=None if noise is None else np.load(noise, allow_pickle=False))
     if as_json:
@@ -108,7 +111,7 @@ def generate(
 
     level = levels.load_level(checkpoint, device=device, precision=precision)
     _say(str(level.account))
-    out.print(level.generate(prompt, [_picture(path) for path in image or ()], max_tokens), markup=False)
+    out.print(level.generate(prompt, [arguments.picture(path) for path in image or ()], max_tokens), markup=False)
 
 
 @app.command()
@@ -168,6 +171,37 @@ def demo(
     demonstration.main(output, device, precision, out)
 
 
+@app.command("eval")
+def evaluate(
+    checkpoint: CheckpointPath,
+    tasks: Annotated[str, typer.Option(help="Meta-World tasks, comma separated; default: all five")] = "",
+    seeds: Annotated[int, typer.Option(help="episodes a task: seeds 0, 1, ...")] = 20,
+    mode: Annotated[str, typer.Option(help="synchronous, asynchronous, ensemble or realtime")] = "synchronous",
+    execute: Annotated[
+        int | None, typer.Option(help="actions from one observation to the next; default: 16, and 1 for an ensemble")
+    ] = None,
+    delay_ms: Annotated[float, typer.Option(help="latency added to every answer, in simulated time")] = 0.0,
+    jitter_ms: Annotated[float, typer.Option(help="up to so much more, evenly spread")] = 0.0,
+    by: Annotated[str, typer.Option(help="who decides: innerloop or lerobot")] = "innerloop",
+    against: Annotated[Path | None, typer.Option(metavar="RECORD", help="compare with the same episodes")] = None,
+    device: Device = None,
+    precision: Precision = None,
+    as_json: JsonFile = None,
+) -> None:
+    """Success of a policy in simulation, with its interval, under one way of executing it."""
+    from innerloop.simulation import command
+    from innerloop.simulation.episode import Latency
+
+    setting = command.setting(arguments.listed(tasks), seeds, mode, execute, Latency(delay_ms, jitter_ms))
+    other = None if against is None else command.same_episodes(against, setting)
+    line = shlex.join(["innerloop", *sys.argv[1:]])
+    found = command.run_eval(checkpoint, setting, out, by=by, command=line, device=device, precision=precision)
+    if as_json is not None:
+        found.save(as_json)
+    if other is not None:
+        out.print(command.comparison(found, other), highlight=False)
+
+
 @app.command()
 def parity(
     checkpoint: CheckpointPath,
@@ -225,7 +259,7 @@ def bench(
     url: Annotated[str | None, typer.Option(metavar="ws://HOST:PORT", help="measure a server at its clients")] = None,
     clients: Annotated[str, typer.Option(help="with --url: clients at once, comma separated")] = "1",
     token: Annotated[str | None, typer.Option(help="with --url: what the server wants to see")] = None,
-    as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the record")] = None,
+    as_json: JsonFile = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="also write a Chrome / Perfetto trace")] = None,
     reproduce: Annotated[
         Path | None, typer.Option(metavar="RECORD", help="run a record's command again and compare")
@@ -242,7 +276,9 @@ def bench(
         from innerloop.client import RemotePolicy
         from innerloop.measure.served import ServedOptions
 
-        served = ServedOptions(frames=frames, clients=tuple(int(c) for c in _listed(clients)), ticks=ticks, seed=seed)
+        served = ServedOptions(
+            frames=frames, clients=tuple(int(c) for c in arguments.listed(clients)), ticks=ticks, seed=seed
+        )
         line = f"innerloop bench --url {url} --clients {clients} --frames {frames} --ticks {ticks} --seed {seed}"
         command.served_command(lambda name: RemotePolicy(url, token=token, session=name), served, line, out, as_json)
         return
@@ -253,7 +289,7 @@ def bench(
     asked: dict[str, Any] = {
         "random_weights": random_weights, "views": views, "chunk": chunk, "steps": steps, "prompt_tokens": prompt_tokens,
         "frames": frames, "encoding": encoding, "device": device, "precision": precision, "kernels": kernels,
-        "ticks": ticks, "seed": seed, "against": _listed(against), "batch": tuple(int(b) for b in _listed(batch)),
+        "ticks": ticks, "seed": seed, "against": arguments.listed(against), "batch": tuple(int(b) for b in arguments.listed(batch)),
         "ladder": ladder, "control": control, "control_hz": control_hz, "environment_ms": environment_ms,
         "delay_ms": delay_ms, "horizon": horizon,
     }  # fmt: skip
@@ -328,7 +364,7 @@ def serve(
     )  # fmt: skip
     options.check()
     asked = {"device": device, "precision": precision, "assets": assets, "adapter": adapter, "horizon": horizon}
-    edge = _edge(rename, tokenizer)
+    edge = arguments.edge(rename, tokenizer)
     run_server(lambda: _load(checkpoint, edge=edge, **asked), options)
 
 
@@ -352,43 +388,6 @@ def _load(checkpoint: Path, **options: Any) -> Any:
 
 def _say(line: str) -> None:
     err.print(line, highlight=False, markup=False)
-
-
-def _edge(rename: list[str] | None, tokenizer: Path | None) -> Any:
-    from innerloop.process import Edge
-
-    return Edge(rename=dict(_pair(item, "--rename") for item in rename or ()), tokenizer=tokenizer)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _pair(item: str, option: str) -> tuple[str, str]:
-    name, equals, value = item.partition("=")
-    if not equals or not name or not value:
-        raise typer.BadParameter(f"{option} takes NAME=VALUE, got '{item}'")
-    return name, value
-
-
-def _picture(path: Path) -> np.ndarray:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as picture:
-            return np.asarray(picture.convert("RGB"))
-    except (FileNotFoundError, UnidentifiedImageError, IsADirectoryError) as error:
-        raise typer.BadParameter(f"cannot read the image {path}: {error}") from error
-
-
-def _numbers(text: str) -> np.ndarray:
-    if text.endswith(".npy"):
-        loaded: np.ndarray = np.load(text, allow_pickle=False)
-        return loaded
-    try:
-        return np.array([float(x) for x in text.split(",")], dtype=np.float32)
-    except ValueError as error:
-        raise typer.BadParameter(f"--state takes numbers separated by commas or a .npy file, got '{text}'") from error
 
 
 __all__ = ["app", "main"]

@@ -58,7 +58,7 @@ class Executor:
         self.episode = 0
         self.executed = 0
         self.starved = 0  # control ticks of this episode without an action
-        self.joins: list[int] = []  # steps of this episode at which another chunk took over
+        self.joins: list[int] = []  # steps of this episode at which other chunks took over
         self._chunks: list[_Chunk] = []
         self._asked = 0
         self._warm = False
@@ -98,7 +98,7 @@ class Executor:
         fresh = _Chunk(ticket.executed, np.asarray(actions, np.float32))
         if fresh.end <= self.executed:  # all of it is past
             return False
-        if self._chunks:
+        if self.executed:
             self.joins.append(self.executed)
         if self.mode == "synchronous":
             fresh = _Chunk(fresh.start, fresh.actions[: self.execute])
@@ -113,6 +113,9 @@ class Executor:
         if not chunks:
             self.starved += 1
             return None
+        if len(chunks) < len(self._chunks):  # a mean that loses one of its chunks jumps too
+            self._chunks = chunks
+            self.joins.append(self.executed)
         rows = np.stack([chunk.actions[self.executed - chunk.start] for chunk in chunks])
         weights = np.exp(-_DECAY * np.arange(len(rows), dtype=np.float32))
         self.executed += 1

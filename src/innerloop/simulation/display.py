@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 
 from innerloop.contract import InnerloopError
@@ -17,15 +18,16 @@ class DisplayError(InnerloopError):
     """Nothing here can render; the message has the command that changes it."""
 
 
-def prepare() -> str:
+def prepare(say: Callable[[str], object] = lambda line: None) -> str:
     """Makes MuJoCo render through EGL or OSMesa, installing Debian's package where that is allowed; names the one used.
 
-    Raises DisplayError. To be called before anything renders.
+    Raises DisplayError. To be called before anything renders; `say` hears of an installation.
     """
     if find_spec("mujoco") is None:  # not imported: MuJoCo reads its choice when it is
         raise InnerloopError(NEEDED.format("mujoco"))
     found = _usable()
     if found is None and _may_install():
+        say(f"nothing renders here yet: installing {_PACKAGE}")
         _apt("update")
         _apt("install", "-y", "--no-install-recommends", _PACKAGE)
         found = _usable()

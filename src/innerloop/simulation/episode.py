@@ -52,6 +52,14 @@ class Outcome:
     timing: list[dict[str, float]] = field(default_factory=list)  # of each decision
 
 
+@dataclass(frozen=True)
+class _Flight:
+    arrival: int  # tick
+    answer: Answer
+    ticket: Ticket
+    seconds: float
+
+
 def run(
     world: World,
     infer: Infer,
@@ -64,19 +72,18 @@ def run(
     generator = np.random.default_rng(seed)
     world.reset(seed)
     executor.reset()
-    flight: tuple[int, Answer, Ticket, float] | None = None
+    flight: _Flight | None = None
     executed: list[np.ndarray] = []
     timing: list[dict[str, float]] = []
     last, done, tick = np.zeros(4, np.float32), False, 0
     while tick < LIMIT and not done:
+        flight = _landed(flight, executor, tick)
         if flight is None and executor.due():
             ticket, seconds = executor.ticket(), latency.draw(generator)
             answer = infer(world.observe(), seed=1000 * seed + len(timing), previous=_previous(ticket))
             timing.append(answer.timing)
-            flight = (tick + executor.delay.of(seconds), answer, ticket, seconds)
-        if flight is not None and flight[0] <= tick:
-            executor.answer(flight[1].actions, flight[2], flight[3])
-            flight = None
+            arrival = tick + executor.delay.of(seconds)
+            flight = _landed(_Flight(arrival, answer, ticket, seconds), executor, tick)
         action = executor.next()
         if action is not None:
             executed.append(action)
@@ -92,6 +99,13 @@ def run(
 def executor(mode: Any, execute: int | None) -> Executor:
     """An executor at the world's rate."""
     return Executor(RATE, mode, execute)
+
+
+def _landed(flight: _Flight | None, executor: Executor, tick: int) -> _Flight | None:
+    if flight is None or flight.arrival > tick:
+        return flight
+    executor.answer(flight.answer.actions, flight.ticket, flight.seconds)
+    return None
 
 
 def _previous(ticket: Ticket) -> Previous | None:

@@ -34,6 +34,12 @@ class Setting:
     execute: int | None = None
     latency: Latency = field(default_factory=Latency)
 
+    @property
+    def digest(self) -> str:
+        """Names the episodes, not how they are executed: two settings with the same one can be compared."""
+        episodes = {"tasks": " ".join(self.tasks), "seeds": np.arange(self.seeds)}
+        return provenance.inputs_digest([episodes], [])
+
 
 def outcomes(infer: Infer, setting: Setting, said: Said | None = None) -> list[Outcome]:
     """Every task with seeds 0 to setting.seeds - 1, in order; `said` hears of each episode."""
@@ -66,7 +72,7 @@ def record(
         dtype=str(placement.dtype).removeprefix("torch."),
         precision=placement.precision,
         fingerprint=policy.fingerprint,
-        inputs=provenance.inputs_digest([{"tasks": " ".join(setting.tasks), "seeds": np.arange(setting.seeds)}], []),
+        inputs=setting.digest,
         engine=engine,
         kernels=policy.kernels if engine == "innerloop" else engine,
         task=", ".join(setting.tasks),

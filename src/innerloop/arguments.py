@@ -1,0 +1,62 @@
+"""What is typed after a command as Python values; what cannot be read is a BadParameter that names the option."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+CheckpointPath = Annotated[Path, typer.Argument(metavar="CKPT", help="checkpoint directory (LeRobot or openpi)")]
+Device = Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; default: a GPU if there is one")]
+Precision = Annotated[str | None, typer.Option(help="bf16 or fp32; default: bf16 on a GPU, fp32 on a CPU")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the record")]
+TokenizerPath = Annotated[
+    Path | None, typer.Option(help="tokenizer.json or SentencePiece .model, if the checkpoint has none")
+]
+Assets = Annotated[str | None, typer.Option(help="which statistics set, where an openpi checkpoint has several")]
+Adapter = Annotated[Path | None, typer.Option(help="PEFT LoRA directory to merge at load")]
+Horizon = Annotated[int | None, typer.Option(help="action horizon, for openpi directories that do not state it")]
+Rename = Annotated[list[str] | None, typer.Option(metavar="ROBOT=CKPT", help="camera rename; repeatable")]
+
+
+def edge(rename: list[str] | None, tokenizer: Path | None) -> Any:
+    """The Edge that --rename and --tokenizer ask for."""
+    from innerloop.process import Edge
+
+    return Edge(rename=dict(pair(item, "--rename") for item in rename or ()), tokenizer=tokenizer)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def pair(item: str, option: str) -> tuple[str, str]:
+    """NAME=VALUE."""
+    name, equals, value = item.partition("=")
+    if not equals or not name or not value:
+        raise typer.BadParameter(f"{option} takes NAME=VALUE, got '{item}'")
+    return name, value
+
+
+def picture(path: Path) -> np.ndarray:
+    """uint8 [height, width, 3] RGB of an image file."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            return np.asarray(opened.convert("RGB"))
+    except (FileNotFoundError, UnidentifiedImageError, IsADirectoryError) as error:
+        raise typer.BadParameter(f"cannot read the image {path}: {error}") from error
+
+
+def numbers(text: str) -> np.ndarray:
+    """float [n] from a .npy file or from numbers between commas."""
+    if text.endswith(".npy"):
+        loaded: np.ndarray = np.load(text, allow_pickle=False)
+        return loaded
+    try:
+        return np.array([float(x) for x in text.split(",")], dtype=np.float32)
+    except ValueError as error:
+        raise typer.BadParameter(f"--state takes numbers separated by commas or a .npy file, got '{text}'") from error
