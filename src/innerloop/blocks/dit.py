@@ -7,7 +7,7 @@ Who calls what, by clock:
 - the action stage, every step: `DiT(x, table[step], memory, valid)`.
 
 Block i reads the context when `crosses(i)`, else its own tokens. `contexts` is one tensor for all cross blocks (GR00T,
-StarVLA QwenGR00T) or one a cross block (StarVLA QwenPI); `valid` likewise is one mask or one a cross block (GR00T N1.7
+StarVLA QwenGR00T) or stacked, one a cross block (StarVLA QwenPI); `valid` likewise is one mask or one a cross block (GR00T N1.7
 alternates between text and image keys). A plain transformer without time (GR00T's vl_self_attention) is not this class:
 its layers are those of blocks.siglip.SiglipLayer.
 """
@@ -137,17 +137,15 @@ class DiT(nn.Module):
             scale, shift = (torch.cat([a[:, :-1], b[:, -1:]], dim=1) for a, b in ((scale, shift), (shift, scale)))
         return torch.stack([1.0 + scale, shift], dim=2)
 
-    def remember(self, contexts: torch.Tensor | Sequence[torch.Tensor], memory: torch.Tensor) -> None:
-        """contexts [B, S, C], one for all cross blocks or one each -> memory, rows [0, S) of every block."""
+    def remember(self, contexts: torch.Tensor, memory: torch.Tensor) -> None:
+        """contexts [B, S, C] for all cross blocks, or [cross blocks, B, S, C] -> memory, rows [0, S) of every block."""
         s, crosses = self.sizes, len(self.sizes.cross_blocks)
-        if isinstance(contexts, torch.Tensor):
-            batch, tokens, _ = contexts.shape
+        batch, tokens, _ = contexts.shape[-3:]
+        if contexts.dim() == 3:
             product = linear.linear(contexts, self.kv_weight, self.kv_bias)
             per_block = product.view(batch, tokens, crosses, 2, s.heads, s.head_dim).permute(2, 0, 1, 3, 4, 5)
         else:
-            batch, tokens, _ = contexts[0].shape
-            rows = torch.stack(list(contexts)).view(crosses, batch * tokens, -1)
-            product = batched(rows, self.kv_weight, self.kv_bias)
+            product = batched(contexts.view(crosses, batch * tokens, -1), self.kv_weight, self.kv_bias)
             per_block = product.view(crosses, batch, tokens, 2, s.heads, s.head_dim)
         memory[:, :, :tokens].copy_(per_block)
 

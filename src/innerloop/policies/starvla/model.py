@@ -1,7 +1,5 @@
 """starVLA's parameters: Qwen3-VL below, one of three heads above."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
@@ -32,11 +30,12 @@ class Projections(nn.Module):
         weight, bias = (part.view(self.layers, -1)[layer] for part in (self.norm_weight, self.norm_bias))
         return norm.layer_norm(x, weight, bias, EPS)
 
-    def forward(self, normed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """[B, T, columns] of every layer -> [B, T, rows] of every layer."""
-        batch, tokens, _ = normed[0].shape
-        product = dit.batched(torch.stack(list(normed)).view(self.layers, batch * tokens, -1), self.weight, self.bias)
-        return list(product.view(self.layers, batch, tokens, -1))
+    def forward(self, normed: torch.Tensor) -> torch.Tensor:
+        """[layers, B, T, columns] -> [layers, B, T, rows]."""
+        layers, batch, tokens, _ = normed.shape
+        return dit.batched(normed.view(layers, batch * tokens, -1), self.weight, self.bias).view(
+            layers, batch, tokens, -1
+        )
 
 
 class FlowHead(nn.Module):

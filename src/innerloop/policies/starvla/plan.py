@@ -110,8 +110,10 @@ def _context_stage(model: StarVla, capacity: int) -> Stage:
         assert config.dit is not None
         read = [x for i, x in enumerate(qwen3_vl.outputs(b, language, capacity)) if config.dit.crosses(i)]
         if hasattr(model, "projections"):
-            read = model.projections([model.projections.normed(i, x) for i, x in enumerate(read)])
-        model.head.dit.remember(read, b["memory"])
+            contexts = model.projections(torch.stack([model.projections.normed(i, x) for i, x in enumerate(read)]))
+        else:
+            contexts = torch.stack(read)
+        model.head.dit.remember(contexts, b["memory"])
 
     def last(b: Tensors) -> None:
         hidden = deque(qwen3_vl.outputs(b, language, capacity), maxlen=1).pop()
