@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from innerloop.weights import (
     Account,
     MemoryPlan,
     TensorSource,
+    check_weights,
     digest_json,
     fingerprint,
     free_memory,
@@ -73,10 +74,9 @@ def assemble(
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> LoadedPolicy:
-    """Memory plan, allocation, weights, plans, captured runtime; in this order."""
+    """Headers checked, memory plan, allocation, weights, plans, captured runtime; in this order."""
     clock = [time.perf_counter()]
-    with torch.device("meta"):
-        model = family.model(config)
+    model = outline(family, config, source)
     dtypes = dtypes_of(model, family, placement.dtype)
     sketch = family.plans(model, placement.batch, placement.dtype, "")
     memory = memory_plan(model, dtypes, next(iter(sketch.values())))
@@ -111,6 +111,26 @@ def assemble(
     return LoadedPolicy(
         family, config, placement, model, processor, runtime, account, memory, mark, packed, tuned, parts
     )
+
+
+def outline(family: Family, config: Any, source: TensorSource | RandomWeights) -> nn.Module:
+    """The model without memory. Raises CheckpointError where the tensors' headers do not fit it."""
+    with torch.device("meta"):
+        model = family.model(config)
+    if not isinstance(source, RandomWeights):
+        check_weights(dict(model.named_parameters()), source, family.name_table(config), _sizes(asdict(config)))
+    return model
+
+
+def _sizes(config: Mapping[str, Any], above: str = "") -> dict[str, int]:
+    """Whole numbers of a config by the names that its file has for them: `language.width`."""
+    found: dict[str, int] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            found |= _sizes(value, f"{above}{name}.")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            found[f"{above}{name}"] = value
+    return found
 
 
 def _take_tuning(device: torch.device) -> int:

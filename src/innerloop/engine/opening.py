@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from innerloop.contract import (
     CheckpointError,
 )
@@ -19,6 +17,7 @@ from innerloop.engine.assembly import (
     assemble,
     dtypes_of,
     memory_plan,
+    outline,
 )
 from innerloop.engine.loaded import LoadedPolicy
 from innerloop.engine.placement import place
@@ -116,8 +115,7 @@ def sketch(
     checkpoint = open_checkpoint(Path(path), assets=assets)
     family = detect(checkpoint)
     config = family.config(checkpoint, horizon)
-    with torch.device("meta"):
-        model = family.model(config)
+    model = outline(family, config, checkpoint.tensors)
     plans = family.plans(model, 1, placement.dtype, "")
     memory = memory_plan(model, dtypes_of(model, family, placement.dtype), next(iter(plans.values())))
     details = {

@@ -2,7 +2,7 @@
 
 from innerloop.weights.checkpoint import Checkpoint, open_checkpoint
 from innerloop.weights.identity import digest_json, fingerprint, processors_digest, statistics_digest
-from innerloop.weights.load import Account, NameTable, load_weights
+from innerloop.weights.load import Account, NameTable, check_weights, load_weights
 from innerloop.weights.memory import MemoryPlan, MemoryRow, free_memory
 from innerloop.weights.processors import ProcessorStep
 from innerloop.weights.source import TensorInfo, TensorSource
@@ -16,6 +16,7 @@ __all__ = [
     "ProcessorStep",
     "TensorInfo",
     "TensorSource",
+    "check_weights",
     "digest_json",
     "fingerprint",
     "free_memory",

@@ -68,22 +68,15 @@ def load_weights(
     source: TensorSource,
     table: NameTable,
     *,
-    sizes: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> Account:
     """Fill `parameters` in place, in their own dtypes and on their own devices, one tensor in host memory at a time.
 
     Every missing, unexpected or misshapen tensor is named in one CheckpointError before a weight is read.
-    `sizes` (config field -> value) lets that error name the field which the tensors contradict.
     `progress(done, total)` is called with bytes every two seconds.
     """
     started = time.monotonic()
-    layout = _Layout(parameters, source, table, sizes or {})
-    if layout.problems:
-        raise CheckpointError(
-            f"the weights do not fit the model that the config describes ({len(layout.problems)} problems); "
-            "nothing was loaded:\n  " + "\n  ".join(layout.problems)
-        )
+    layout = _fitting(parameters, source, table)
     total = sum(source.info(name).bytes for name in source.names())
     report = _throttled(progress, total)
     done = 0
@@ -106,6 +99,31 @@ def load_weights(
         seconds=time.monotonic() - started,
         digest=identity,
     )
+
+
+def check_weights(
+    parameters: Mapping[str, torch.Tensor], source: TensorSource, table: NameTable, sizes: Mapping[str, int]
+) -> None:
+    """Raise what `load_weights` would, from headers alone: before anything is allocated, on meta tensors.
+
+    `sizes` (config field -> value) lets that error name the field which the tensors contradict.
+    """
+    _fitting(parameters, source, table, sizes)
+
+
+def _fitting(
+    parameters: Mapping[str, torch.Tensor],
+    source: TensorSource,
+    table: NameTable,
+    sizes: Mapping[str, int] | None = None,
+) -> "_Layout":
+    layout = _Layout(parameters, source, table, sizes or {})
+    if layout.problems:
+        raise CheckpointError(
+            f"the weights do not fit the model that the config describes ({len(layout.problems)} problems); "
+            "nothing was loaded:\n  " + "\n  ".join(layout.problems)
+        )
+    return layout
 
 
 def current_name(name: str, prefixes: tuple[tuple[str, str], ...]) -> str:

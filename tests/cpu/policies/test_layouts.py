@@ -15,6 +15,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 import innerloop
+from innerloop import engine
 from innerloop.blocks.flow_config import OPENPI_CAMERAS
 from innerloop.cli import app
 from innerloop.contract import CheckpointError
@@ -112,7 +113,7 @@ def test_openpi_pytorch_directory_on_the_command_line(openpi: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"action_dim": 14}, r"action_(in|out)_proj.*\b14\b.*\b32\b"),
+        ({"action_dim": 14}, r"action_in_proj.*\[32, 32\].*\[32, 14\] because the config says .*max_action_dim = 14"),
         ({"action_horizon": 0}, "action_horizon is 0"),
         ({"image_resolution": [224, 336]}, "square"),
         ({"innerloop_architecture": None}, r"\b48\b.*\b1152\b|\b1152\b.*\b48\b"),
@@ -121,8 +122,12 @@ def test_openpi_pytorch_directory_on_the_command_line(openpi: Path) -> None:
 def test_an_openpi_config_that_contradicts_is_named(openpi: Path, change: dict[str, Any], words: str) -> None:
     config = json.loads((openpi / "config.json").read_text())
     write_json(openpi / "config.json", {**config, **change})
+    said: list[str] = []
     with pytest.raises(CheckpointError, match=f"(?s){words}"):
-        innerloop.load(openpi, device="cpu")
+        innerloop.load(openpi, device="cpu", announce=said.append)
+    assert not said, "before the memory plan, so before anything is allocated"
+    with pytest.raises(CheckpointError, match=f"(?s){words}"):
+        engine.sketch(openpi)
 
 
 @pytest.mark.parametrize("family", ["pi05"])

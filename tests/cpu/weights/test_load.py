@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from innerloop.contract.errors import CheckpointError
-from innerloop.weights import Account, NameTable, load_weights
+from innerloop.weights import Account, NameTable, check_weights, load_weights
 from innerloop.weights import load as module
 from innerloop.weights.files import open_weight_files
 from innerloop.weights.source import TensorSource
@@ -52,12 +52,14 @@ def parameters(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
 
 
 def refused(directory: Path, table: NameTable = TABLE, **changes: torch.Tensor | None) -> str:
-    """The message of a refusal; no buffer may have been touched."""
-    buffers = parameters()
-    with pytest.raises(CheckpointError) as error:
-        load_weights(buffers, source(directory, **changes), table, sizes={"width": 3, "vocab_size": 7})
+    """The message of a refusal, before memory exists and after; no buffer may have been touched."""
+    buffers, opened = parameters(), source(directory, **changes)
+    with pytest.raises(CheckpointError, match="nothing was loaded"):
+        load_weights(buffers, opened, table)
     assert all(buffer.isnan().all() for buffer in buffers.values())
-    assert "nothing was loaded" in str(error.value)
+    outlined = {name: buffer.to("meta") for name, buffer in buffers.items()}
+    with pytest.raises(CheckpointError, match="nothing was loaded") as error:
+        check_weights(outlined, opened, table, {"width": 3, "vocab_size": 7})
     return str(error.value)
 
 
