@@ -42,7 +42,7 @@ class LeRobotGroot:
         self.config.max_state_dim, self.config.max_action_dim = stated["max_state_dim"], stated["max_action_dim"]
         with _sized(stated.get(EXTENSION)), quiet():
             self.policy = require(f"{_MODULE}.modeling_groot").GrootPolicy(self.config)
-        self.policy.to(device, getattr(torch, dtype)).eval()
+        _cast(self.policy.to(device), dtype)
         processing = require(f"{_MODULE}.processor_groot")
         self._before, self._after = processing.make_groot_pre_post_processors(self.config)
         self._chat = next(step for step in self._before.steps if hasattr(step, "use_albumentations"))
@@ -62,7 +62,7 @@ class LeRobotGroot:
         _randomize(built, seed)
         self.policy = modeling.GrootPolicy.__new__(modeling.GrootPolicy)
         torch.nn.Module.__init__(self.policy)
-        self.policy.config, self.policy._groot_model = self.config, built.to(getattr(torch, dtype)).eval()
+        self.policy.config, self.policy._groot_model = self.config, _cast(built, dtype)
         return self
 
     def weights(self) -> Weights:
@@ -285,6 +285,16 @@ def _randomize(model: Any, seed: int) -> None:
                 inner = parameter.shape[1] if name.endswith(".W") else parameter[0].numel()
                 value = value / inner**0.5
             parameter.copy_(value)
+
+
+def _cast(model: Any, dtype: str) -> Any:
+    """Weights to `dtype`; rotary frequencies stay float32, as in LeRobot (Isaac-GR00T rounds them with the rest)."""
+    kept = {name: value for name, value in model.named_buffers() if name.endswith("inv_freq")}
+    model.to(getattr(torch, dtype)).eval()
+    for name, value in kept.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, value)
+    return model
 
 
 def _note(seen: dict[str, list[Any]], name: str) -> Any:
