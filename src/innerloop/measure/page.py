@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from innerloop.measure import plots, report
 from innerloop.measure.clock import DEVICE_STAGES, SEVEN
-from innerloop.measure.record import BatchRecord, ControlRecord, LadderRecord, LatencyRecord, Record
+from innerloop.measure.record import BatchRecord, ControlRecord, LadderRecord, LatencyRecord, Record, SuccessRecord
 from innerloop.measure.svg import number
 
 _STYLE = """
@@ -64,6 +64,7 @@ def render(records: Sequence[Record], title: str = "innerloop measurements") -> 
         parts.append(figure("", "Time a sample.", legend(DEVICE_STAGES) + plots.batch_shares(many)))
     for loop in report.of_kind(records, ControlRecord):
         parts.append(figure(f"Control time: {loop.policy}", control_words(loop), plots.control(loop)))
+    parts += _success_figures(report.of_kind(records, SuccessRecord))
     parts.append(tables(report.markdown(records)))
     return document(title, parts)
 
@@ -91,6 +92,28 @@ def _latency_figures(records: Sequence[LatencyRecord]) -> list[str]:
         words = f"{device}, {precision}: each stage of each record under the roof that was measured beside it."
         figures.append(figure("" if place else "How far from the roof", words, plots.roofline(group)))
     return figures
+
+
+def _success_figures(records: Sequence[SuccessRecord]) -> list[str]:
+    """One for each policy that decided on the same episodes under several delays."""
+    groups: dict[tuple[str, ...], list[SuccessRecord]] = {}
+    for one in records:
+        groups.setdefault((one.policy, one.fingerprint, one.engine, one.inputs), []).append(one)
+    curves = [group for group in groups.values() if len({one.delay_ms for one in group}) > 1]
+    return [
+        figure(
+            f"Success against delay: {group[0].policy}",
+            f"{group[0].engine}, {group[0].precision}; the same {group[0].episodes} episodes at every point.",
+            plots.success(group),
+        )
+        for group in curves
+    ]
+
+
+def alone(svg: str) -> str:
+    """A chart as a file of its own, for documents."""
+    style = f"<style>{_STYLE}{_classes()}svg{{background:var(--card)}}</style>"
+    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(">", ">" + style, 1) + "\n"
 
 
 def _cards(records: Sequence[LatencyRecord]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from innerloop.measure.clock import DEVICE_STAGES, SEVEN
 from innerloop.measure.control import ControlLoop, horizons
-from innerloop.measure.record import BatchRecord, ControlRecord, LadderRecord, LatencyRecord
+from innerloop.measure.record import BatchRecord, ControlRecord, LadderRecord, LatencyRecord, SuccessRecord
 from innerloop.measure.svg import Axis, Bar, Line, Segment, bar_chart, line_chart, number
 
 _SERIES = 6  # line colours of the style sheet: s0 to s5
@@ -139,6 +139,26 @@ def control(record: ControlRecord) -> str:
     lines.append(Line("", here, "here", joined=False, tips=[tip]))
     y = Axis("actions a second", 0.0, max(1e3 / loop.step_ms, 1e-6) * 1.1)
     return line_chart(lines, Axis("latency of a call, ms", low, high, log=True), y, "Control-time roofline")
+
+
+def success(records: Sequence[SuccessRecord]) -> str:
+    """Success against injected delay, a line a way of executing; the interval of each point is in its words."""
+    ways: dict[tuple[str, int], list[SuccessRecord]] = {}
+    for record in sorted(records, key=lambda one: one.delay_ms):
+        ways.setdefault((record.mode, record.horizon), []).append(record)
+    lines = []
+    for index, ((mode, horizon), along) in enumerate(ways.items()):
+        name = f"{mode}, {horizon} actions"
+        points = [(one.delay_ms, 100 * one.success) for one in along]
+        tips = [
+            f"{name}, {one.delay_ms:g} ms: {one.successes} of {one.episodes}, "
+            f"{one.interval_low:.0%} to {one.interval_high:.0%}"
+            for one in along
+        ]
+        lines.append(Line(name, points, f"s{index % _SERIES}", dots=True, tips=tips))
+    latest = max(record.delay_ms for record in records)
+    x = Axis("injected delay, ms", 0.0, max(latest, 1.0))
+    return line_chart(lines, x, Axis("episodes solved, %", 0.0, 105.0), "Success against delay")
 
 
 def _loop(loop: ControlLoop, horizon: int, latency_ms: float) -> ControlLoop:
