@@ -1,5 +1,6 @@
 """What is typed after a command as Python values; what cannot be read is a BadParameter that names the option."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,14 +18,25 @@ TokenizerPath = Annotated[
 Assets = Annotated[str | None, typer.Option(help="which statistics set, where an openpi checkpoint has several")]
 Adapter = Annotated[Path | None, typer.Option(help="PEFT LoRA directory to merge at load")]
 Horizon = Annotated[int | None, typer.Option(help="action horizon, for openpi directories that do not state it")]
+EdgeFile = Annotated[
+    Path | None, typer.Option("--edge", metavar="FILE", help="JSON with what only you know (docs/process.md)")
+]
+MemoryCap = Annotated[float | None, typer.Option(metavar="GIB", help="refuse a memory plan larger than this")]
 Rename = Annotated[list[str] | None, typer.Option(metavar="ROBOT=CKPT", help="camera rename; repeatable")]
 
 
-def edge(rename: list[str] | None, tokenizer: Path | None) -> Any:
-    """The Edge that --rename and --tokenizer ask for."""
-    from innerloop.process import Edge
+def edge(rename: list[str] | None, tokenizer: Path | None, file: Path | None = None) -> Any:
+    """The Edge that --edge, --rename and --tokenizer ask for; the last two stand before the file."""
+    from innerloop.process import Edge, read_edge
 
-    return Edge(rename=dict(pair(item, "--rename") for item in rename or ()), tokenizer=tokenizer)
+    found = Edge() if file is None else read_edge(file)
+    renames = {**found.rename, **dict(pair(item, "--rename") for item in rename or ())}
+    return replace(found, rename=renames, tokenizer=tokenizer or found.tokenizer)
+
+
+def capped(gigabytes: float | None) -> int | None:
+    """Bytes of --memory-cap."""
+    return None if gigabytes is None else int(gigabytes * 2**30)
 
 
 def listed(text: str) -> tuple[str, ...]:
@@ -47,15 +59,25 @@ def picture(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as opened:
             return np.asarray(opened.convert("RGB"))
-    except (FileNotFoundError, UnidentifiedImageError, IsADirectoryError) as error:
+    except (OSError, UnidentifiedImageError) as error:
         raise typer.BadParameter(f"cannot read the image {path}: {error}") from error
+
+
+def array(path: Path, option: str) -> np.ndarray:
+    """What a .npy file holds; never objects, which would have to be unpickled."""
+    try:
+        loaded = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise typer.BadParameter(f"{option} cannot read {path} as a .npy file of numbers: {error}") from error
+    if not isinstance(loaded, np.ndarray):
+        raise typer.BadParameter(f"{option} takes a .npy file with one array, {path} holds several")
+    return loaded
 
 
 def numbers(text: str) -> np.ndarray:
     """float [n] from a .npy file or from numbers between commas."""
     if text.endswith(".npy"):
-        loaded: np.ndarray = np.load(text, allow_pickle=False)
-        return loaded
+        return array(Path(text), "--state")
     try:
         return np.array([float(x) for x in text.split(",")], dtype=np.float32)
     except ValueError as error:

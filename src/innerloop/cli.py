@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,9 +19,11 @@ from innerloop.arguments import (
     Assets,
     CheckpointPath,
     Device,
+    EdgeFile,
     Horizon,
     Json,
     JsonFile,
+    MemoryCap,
     Precision,
     Rename,
     TokenizerPath,
@@ -68,6 +69,8 @@ def run(
     adapter: Adapter = None,
     horizon: Horizon = None,
     rename: Rename = None,
+    edge: EdgeFile = None,
+    memory_cap: MemoryCap = None,
     as_json: Json = False,
 ) -> None:
     """One decision from image files, a state and a prompt."""
@@ -80,16 +83,13 @@ def run(
         "state": arguments.numbers(state),
         "prompt": prompt,
     }
-    policy = _load(
-        checkpoint,
-        device=device,
-        precision=precision,
-        assets=assets,
-        adapter=adapter,
-        horizon=horizon,
-        edge=arguments.edge(rename, tokenizer),
-    )
-    chunk = policy.infer(observation, seed=seed, noise=None if noise is None else np.load(noise, allow_pickle=False))
+    start = None if noise is None else arguments.array(noise, "--noise")
+    asked = {
+        "device": device, "precision": precision, "assets": assets, "adapter": adapter, "horizon": horizon,
+        "edge": arguments.edge(rename, tokenizer, edge), "memory_cap": arguments.capped(memory_cap),
+    }  # fmt: skip
+    policy = _load(checkpoint, **asked)
+    chunk = policy.infer(observation, seed=seed, noise=start)
     if as_json:
         print(json.dumps(decision.as_json(chunk)))
     else:
@@ -132,6 +132,7 @@ def inspect(
         print(json.dumps({"details": sketch.details, "plans": sketch.manifests}))
         return
     if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(plan_text.page(sketch.manifests[-1], sketch.details))
         out.print(f"wrote {html}")
         return
@@ -353,6 +354,8 @@ def serve(
     adapter: Adapter = None,
     horizon: Horizon = None,
     rename: Rename = None,
+    edge: EdgeFile = None,
+    memory_cap: MemoryCap = None,
 ) -> None:
     """Serve a policy to the robot clients that exist. Loopback by default; ready only when warm."""
     from innerloop.serve.access import ServeOptions
@@ -363,9 +366,11 @@ def serve(
         certificate=certificate, private_key=private_key,
     )  # fmt: skip
     options.check()
-    asked = {"device": device, "precision": precision, "assets": assets, "adapter": adapter, "horizon": horizon}
-    edge = arguments.edge(rename, tokenizer)
-    run_server(lambda: _load(checkpoint, edge=edge, **asked), options)
+    asked = {
+        "device": device, "precision": precision, "assets": assets, "adapter": adapter, "horizon": horizon,
+        "edge": arguments.edge(rename, tokenizer, edge), "memory_cap": arguments.capped(memory_cap),
+    }  # fmt: skip
+    run_server(lambda: _load(checkpoint, **asked), options)
 
 
 @contextmanager
@@ -381,7 +386,7 @@ def _load(checkpoint: Path, **options: Any) -> Any:
 
     with _progress(f"loading {checkpoint.name}") as progress:
         policy = engine.load(checkpoint, progress=progress, announce=_say, **options)
-    for note in policy.notes:
+    for note in (*policy.notes, *policy.processor.describe().get("notes", ())):
         _say(note)
     return policy
 

@@ -1,9 +1,11 @@
 """The command line parses, calls and prints; errors are one line that names thing and remedy."""
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,18 +54,66 @@ def test_rename_maps_the_robots_camera_names() -> None:
     assert last[0] == last[1]
 
 
+class Unpickled:
+    """Fails the test when somebody unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (pytest.fail, ("a pickle was loaded",))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (["--image", "base"], "NAME=VALUE"),
         (["--image", "base=/nowhere.png"], "/nowhere.png"),
         (["--state", "one,two"], "numbers separated by commas"),
+        (["--state", "/nowhere.npy"], "--state cannot read /nowhere.npy"),
+        (["--noise", "/nowhere.npy"], "--noise cannot read /nowhere.npy"),
+        (["--noise", "{pickle}"], "numbers"),
+        (["--image", "base={cut}"], "truncated"),
     ],
 )
-def test_bad_arguments_are_named(change: list[str], words: str) -> None:
-    done = CliRunner().invoke(app, [*RUN, *change])
+def test_bad_arguments_are_named(change: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "pickle.npy").write_bytes(pickle.dumps(Unpickled()))
+    (tmp_path / "cut.png").write_bytes((FRAMES / "0-base.png").read_bytes()[:500])
+    files = {"pickle": tmp_path / "pickle.npy", "cut": tmp_path / "cut.png"}
+    done = CliRunner().invoke(app, [*RUN, *(part.format(**files) for part in change)])
     assert done.exit_code == 2
     assert words in done.output.replace("\n", " ").replace("│", "").replace("  ", " ")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["--device", "banana"], "no device 'banana'; ask for cuda"),
+        (["--device", "mps"], "'mps' is not supported"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--memory-cap", "0.001"], "over the cap of 1.0 MiB; nothing was allocated"),
+        (["--edge", "/nowhere.json"], "/nowhere.json is not a readable JSON"),
+        (["--edge", "{wide}"], r"'step' has shape \(3,\); this robot needs \(7,\)"),
+    ],
+)
+def test_what_cannot_be_met_is_refused(change: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "wide.json").write_text('{"limits": {"step": [1, 1, 1]}}')
+    asked = [part.format(wide=tmp_path / "wide.json") for part in change]
+    with pytest.raises(InnerloopError, match=words):
+        CliRunner().invoke(app, [*RUN, *asked], catch_exceptions=False)
+
+
+def test_an_edge_file_reaches_the_processing(tmp_path: Path) -> None:
+    (tmp_path / "edge.json").write_text('{"rename": {"front": "base"}, "images": {"color": "BGR"}}')
+    renamed = [a.replace("base=", "front=") for a in RUN]
+    ours = CliRunner().invoke(app, [*renamed, "--edge", str(tmp_path / "edge.json"), "--seed", "3", "--json"])
+    assert ours.exit_code == 0, ours.output
+    plain = CliRunner().invoke(app, [*RUN, "--seed", "3", "--json"])
+    last = [json.loads(r.stdout.strip().splitlines()[-1])["actions"] for r in (ours, plain)]
+    assert last[0] != last[1], "blue is red"
+
+
+def test_the_memory_plan_is_printed_before_the_account() -> None:
+    done = CliRunner().invoke(app, [*RUN, "--seed", "0", "--memory-cap", "1"])
+    assert done.exit_code == 0, done.output
+    assert 0 <= done.stderr.index("memory plan on cpu") < done.stderr.index("weights: 84 loaded")
 
 
 def test_our_errors_are_one_line_without_a_traceback() -> None:

@@ -29,9 +29,7 @@ class Placement:
 
 def place(device: str | None, precision: str | None, batch: int, kernels: Kernels) -> Placement:
     """Resolve defaults and refuse what cannot be met. Raises PrecisionError."""
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise PrecisionError("device 'cuda' was asked for, but torch sees no CUDA device; run innerloop doctor")
+    where = _device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     wanted = precision or ("bf16" if where.type == "cuda" else "fp32")
     if wanted == "fp16":
         raise PrecisionError(
@@ -41,3 +39,17 @@ def place(device: str | None, precision: str | None, batch: int, kernels: Kernel
     if wanted not in DTYPES:
         raise PrecisionError(f"precision '{wanted}' does not exist; there are {sorted(DTYPES)}")
     return Placement(where, wanted, batch, kernels)
+
+
+def _device(asked: str) -> torch.device:
+    try:
+        where = torch.device(asked)
+    except RuntimeError as error:
+        raise PrecisionError(f"there is no device '{asked}'; ask for cuda, cuda:1 or cpu") from error
+    if where.type not in ("cuda", "cpu"):
+        raise PrecisionError(f"device '{asked}' is not supported; ask for cuda, cuda:1 or cpu")
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise PrecisionError(f"device '{asked}' was asked for, but torch sees no CUDA device; run innerloop doctor")
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise PrecisionError(f"device '{asked}' was asked for, but there are {torch.cuda.device_count()} CUDA devices")
+    return where

@@ -1,8 +1,9 @@
 """Observation to model inputs and actions back: small numpy steps, each beside its inverse. No device, no model."""
 
-from innerloop.process.action import ActionLimitError, ActionLimits, RelativeActions
+from innerloop.process.action import ActionLimitError, ActionLimits, LimitsError, RelativeActions
 from innerloop.process.build import Edge, flow_processor
 from innerloop.process.cameras import Cameras
+from innerloop.process.edge import read_edge
 from innerloop.process.image import FRAME_BYTES, ImageSpec, resize_with_pad, to_frame
 from innerloop.process.pipeline import Context, Prepared, Processor
 from innerloop.process.state import Normalizer, discretize
@@ -17,6 +18,7 @@ __all__ = [
     "Context",
     "Edge",
     "ImageSpec",
+    "LimitsError",
     "Normalizer",
     "Prepared",
     "Processor",
@@ -24,6 +26,7 @@ __all__ = [
     "Tokenizer",
     "discretize",
     "flow_processor",
+    "read_edge",
     "resize_with_pad",
     "synthetic_processor",
     "to_frame",

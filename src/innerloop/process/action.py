@@ -14,6 +14,10 @@ class ActionLimitError(InnerloopError):
     """A chunk exceeds the limits that the caller set; no action is returned."""
 
 
+class LimitsError(InnerloopError, ValueError):
+    """Limits that cannot be used: of another robot, or without meaning."""
+
+
 @dataclass(frozen=True)
 class RelativeActions:
     """Dimensions whose actions are offsets from the state of the observation that produced the whole chunk.
@@ -81,15 +85,19 @@ class ActionLimits:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, np.asarray(value, np.float32))
+                if np.isnan(getattr(self, name)).any():
+                    raise LimitsError(f"action limit '{name}' holds NaN, which bounds nothing; use infinity for none")
+        if self.on_violation not in ("reject", "clamp"):
+            raise LimitsError(f"on_violation is '{self.on_violation}'; it is reject or clamp")
         if self.on_violation == "clamp" and self.jerk is not None:
-            raise ValueError("a jerk limit cannot be clamped; use on_violation='reject'")
+            raise LimitsError("a jerk limit cannot be clamped; use on_violation='reject'")
 
     def check(self, width: int) -> None:
-        """Raises ValueError unless every limit covers exactly `width` joints."""
+        """Raises LimitsError unless every limit covers exactly `width` joints."""
         for name, shape in (("position", (width, 2)), ("step", (width,)), ("jerk", (width,))):
             value = getattr(self, name)
             if value is not None and value.shape != shape:
-                raise ValueError(f"action limit '{name}' has shape {value.shape}; this robot needs {shape}")
+                raise LimitsError(f"action limit '{name}' has shape {value.shape}; this robot needs {shape}")
 
     def violations(self, actions: np.ndarray) -> tuple[Violation, ...]:
         """Every value of [T, dim] beyond a limit, in chunk order; empty for a chunk within the limits."""

@@ -21,4 +21,6 @@ def to_noise(noise: object, chunk: int, width: int) -> np.ndarray:
 
 def draw_noise(seed: int | None, chunk: int, width: int) -> np.ndarray:
     """float32 [chunk, width] standard normal, the same for the same seed on every machine; fresh entropy for None."""
+    if seed is not None and (not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0):
+        raise ObservationError(f"seed is {seed!r}; it must be a whole number that is not negative")
     return np.random.Generator(np.random.PCG64(seed)).standard_normal((chunk, width), dtype=np.float32)

@@ -1,0 +1,59 @@
+"""What only the caller knows, from a JSON file: the fields of Edge, for those who start from a command line."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from innerloop.contract import CheckpointError
+from innerloop.process.action import ActionLimits
+from innerloop.process.build import Edge
+from innerloop.process.image import ImageSpec
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "rename": (dict, "an object {robot camera: checkpoint camera}"),
+    "images": (dict, "an object with layout, color, range"),
+    "normalization": (str, "a mode"),
+    "state_dim": (int, "a whole number"),
+    "action_dim": (int, "a whole number"),
+    "relative": (list, "a list of true and false, one an action dimension"),
+    "state_in_prompt": (bool, "true or false"),
+    "limits": (dict, "an object with position, step, jerk, on_violation"),
+    "tokenizer": (str, "a path"),
+}
+
+
+def read_edge(path: Path) -> Edge:
+    """Edge from a JSON object of its fields; a relative tokenizer path starts at the file. Raises CheckpointError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a readable JSON file ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object; its keys are {', '.join(_KINDS)}")
+    for name, value in content.items():
+        if name not in _KINDS:
+            raise CheckpointError(f"{path}: '{name}' is not known; the keys are {', '.join(_KINDS)}")
+        kind, words = _KINDS[name]
+        if type(value) is not kind:
+            raise CheckpointError(f"{path}: '{name}' is {json.dumps(value)[:60]}; it takes {words}")
+    parts: dict[str, Any] = dict(content)
+    if "images" in content:
+        parts["images"] = _made(path, "images", ImageSpec, content["images"])
+    if "limits" in content:
+        parts["limits"] = _made(path, "limits", ActionLimits, content["limits"])
+    if "tokenizer" in content:
+        parts["tokenizer"] = path.parent / content["tokenizer"]
+    return Edge(**parts)
+
+
+def _made(path: Path, name: str, kind: type[Any], values: Mapping[str, Any]) -> Any:
+    known = [field.name for field in fields(kind)]
+    unknown = [key for key in values if key not in known]
+    if unknown:
+        raise CheckpointError(f"{path}: {name} has no '{unknown[0]}'; it has {', '.join(known)}")
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {name} cannot be used: {error}") from error
