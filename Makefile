@@ -5,7 +5,7 @@ VENV := .venv
 PEERS := .venv-peers
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test lint types imports peers gpu clean
+.PHONY: demo test lint types imports peers records gpu clean
 
 demo: $(VENV)/.installed  ## run the shipped policy end to end
 	$(VENV)/bin/innerloop demo
@@ -25,6 +25,12 @@ imports: $(VENV)/.installed
 
 peers: $(PEERS)/.installed  ## live parity with LeRobot 0.6.1 (Python 3.12)
 	$(PEERS)/bin/python -m pytest tests/peers
+
+records: $(VENV)/.installed  ## measure what docs/performance.md still lacks, on this machine's GPU
+	for family in pi05 pi0 groot starvla-pi3 starvla-gr00t starvla-oft; do $(VENV)/bin/python -m bench.policies $$family; done
+	for family in pi05 pi0; do $(VENV)/bin/python -m bench.runtime $$family --json bench/records; done
+	$(VENV)/bin/python -m bench.operators --json bench/records/operators.json
+	$(VENV)/bin/innerloop report bench/records --markdown docs/performance.md --html demo-output/performance.html
 
 gpu: $(VENV)/.installed  ## GPU tests; they skip where there is no GPU
 	$(VENV)/bin/pytest tests/gpu

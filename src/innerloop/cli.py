@@ -48,10 +48,19 @@ def main() -> None:
         sys.exit(1)
 
 
-@app.command()
-def version() -> None:
-    """Print the version."""
-    out.print(__version__, highlight=False)
+def _version(asked: bool) -> None:
+    if asked:
+        out.print(__version__, highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Run robot policies as fast as the GPU allows, and prove that the actions are right."""
 
 
 @app.command()
