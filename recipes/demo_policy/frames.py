@@ -5,6 +5,7 @@ Run from the repository's root with innerloop[sim]: python -m recipes.demo_polic
 
 import argparse
 import json
+import warnings
 from pathlib import Path
 
 from PIL import Image
@@ -21,6 +22,7 @@ def main() -> None:
     folder = parser.parse_args().directory
     folder.mkdir(parents=True, exist_ok=True)
     display.prepare()
+    warnings.simplefilter("ignore")  # of Meta-World, about its own experts
     listed = []
     for number, task in enumerate(TASKS):
         world = World(task)

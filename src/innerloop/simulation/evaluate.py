@@ -84,7 +84,7 @@ def record(
         interval_high=high,
         seeds=list(range(setting.seeds)),
         chunk=policy.config.chunk,
-        horizon=setting.execute or policy.config.chunk,
+        horizon=min(setting.execute or policy.config.chunk, policy.config.chunk),
         steps=policy.config.steps,
         environments=1,
         mode=setting.mode,

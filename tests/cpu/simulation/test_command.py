@@ -5,9 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from toys import Counter
+from toys import Seen
 from typer.testing import CliRunner
 
 from innerloop.cli import app
@@ -19,30 +18,6 @@ from innerloop.simulation.episode import Latency
 
 TINY = str(Path(__file__).resolve().parents[3] / "examples" / "checkpoints" / "tiny-pi05")
 EVAL = ["eval", TINY, "--device", "cpu", "--tasks", "reach-v3,push-v3", "--seeds", "3"]
-
-
-class Seen(Counter):
-    """A world for the tiny checkpoint: the first task's even seeds succeed after five ticks that have an action."""
-
-    def __init__(self, task: str) -> None:
-        super().__init__()
-        self.task = task
-
-    def reset(self, seed: int) -> None:
-        super().reset(seed)
-        self.random, self.solvable = np.random.default_rng(seed), self.task == "reach-v3" and seed % 2 == 0
-
-    def step(self, action: np.ndarray) -> bool:
-        self.ticks += 1
-        return self.solvable and self.ticks - self.held >= 5
-
-    def hold(self, last: np.ndarray) -> np.ndarray:
-        self.held += 1
-        return np.zeros_like(last)
-
-    def observe(self) -> dict[str, Any]:
-        images = {name: self.random.integers(0, 256, (16, 16, 3), np.uint8) for name in ("base", "wrist")}
-        return {"images": images, "state": np.zeros(8, np.float32), "prompt": "reach"}
 
 
 @pytest.fixture(autouse=True)
@@ -136,3 +111,10 @@ def test_what_is_not_said_is_chosen_by_the_mode() -> None:
     chosen = {mode: command.setting([], 1, mode, None, Latency()).execute for mode in ("realtime", "ensemble")}
     assert chosen == {"realtime": 16, "ensemble": 1}
     assert len(command.setting([], 1, "realtime", None, Latency()).tasks) == 5
+
+
+def test_no_more_is_executed_than_a_chunk_has_and_the_record_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "first.json"
+    assert "synchronous, 10 of 10 actions" in invoke("--json", str(file))  # 16 if nothing is asked for
+    found: Any = record.load(file)
+    assert found.horizon == 10
