@@ -4,14 +4,12 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
 
 from innerloop import __version__, arguments
 from innerloop.arguments import (
@@ -146,8 +144,8 @@ def inspect(
         out.print(f"wrote {html}")
         return
     out.print(plan_text.tables(sketch.manifests[-1]))
-    for key, value in sketch.details.items():
-        out.print(f"[bold]{key}[/]  {value}", highlight=False)
+    for key, value in plan_text.flat(sketch.details):
+        out.print(f"[bold]{key}[/]  {escape(value)}", highlight=False)
     out.print(str(sketch.memory), highlight=False)
 
 
@@ -382,19 +380,12 @@ def serve(
     run_server(lambda: _load(checkpoint, **asked), options)
 
 
-@contextmanager
-def _progress(title: str) -> Iterator[Any]:
-    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda _what, done, total: bar.update(task, completed=done, total=total)
-
-
 def _load(checkpoint: Path, **options: Any) -> Any:
     from innerloop import engine
+    from innerloop.measure.progress import progress
 
-    with _progress(f"loading {checkpoint.name}") as progress:
-        policy = engine.load(checkpoint, progress=progress, announce=_say, **options)
+    with progress(f"loading {checkpoint.name}", err) as report:
+        policy = engine.load(checkpoint, progress=report, announce=_say, **options)
     for note in (*policy.notes, *policy.processor.describe().get("notes", ())):
         _say(note)
     return policy

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from innerloop.contract import (
-    CheckpointError,
-)
+from innerloop.contract import CheckpointError, InnerloopError
 from innerloop.engine.assembly import (
     NO_FILES,
     Announce,
@@ -23,8 +21,10 @@ from innerloop.engine.loaded import LoadedPolicy
 from innerloop.engine.placement import place
 from innerloop.kernels import Kernels
 from innerloop.policies import FAMILIES, detect
+from innerloop.policies.interface import Family
 from innerloop.process.build import Edge
 from innerloop.weights import (
+    Checkpoint,
     MemoryPlan,
     digest_json,
     open_checkpoint,
@@ -128,6 +128,15 @@ def sketch(
         "steps": config.steps,
         "prompt capacities": list(plans),
         "statistics": {name: sorted(stats) for name, stats in checkpoint.statistics.items()},
+        "processing": _processing(family, config, checkpoint),
         "notes": list(checkpoint.notes),
     }
     return Sketch([plan.manifest() for plan in plans.values()], memory, details)
+
+
+def _processing(family: Family, config: Any, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Widths, modes, prompt and cameras; or what is still missing for a decision, which a plan does not need."""
+    try:
+        return family.processor(config, checkpoint, Edge()).describe()
+    except InnerloopError as error:
+        return {"missing": str(error)}

@@ -1,7 +1,7 @@
 """A plan for people: a table, or one self-contained page with the plan as a picture."""
 
 import html
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group
@@ -56,9 +56,20 @@ def _inputs(manifest: Mapping[str, Any], name: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def flat(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Details as lines: a mapping's entries under dotted names, lists without their brackets, nothing for nothing."""
+    for name, value in details.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{key}", words) for key, words in flat(value))
+        elif isinstance(value, list | tuple):
+            yield from [(name, ", ".join(map(str, value)))] if value else []
+        elif value is not None:
+            yield name, str(value)
+
+
 def page(manifest: Mapping[str, Any], details: Mapping[str, Any]) -> str:
     """A self-contained HTML page: the plan drawn as stages in columns with buffers between them."""
-    rows = "".join(f"<tr><td>{html.escape(str(k))}</td><td>{html.escape(str(v))}</td></tr>" for k, v in details.items())
+    rows = "".join(f"<tr><td>{html.escape(k)}</td><td>{html.escape(v)}</td></tr>" for k, v in flat(details))
     legend = "".join(f'<span style="--c:{c}">{k}</span>' for k, c in CLOCK_COLOURS.items())
     buffers = "".join(
         f"<tr><td>{b['name']}</td><td>{b['role']}</td><td>{b['dtype']}</td>"

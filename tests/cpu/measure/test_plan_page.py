@@ -1,6 +1,7 @@
 """A plan for people: the table and the page show every stage, buffer and clock."""
 
 import io
+import shutil
 from pathlib import Path
 
 from rich.console import Console
@@ -50,3 +51,17 @@ def test_stage_table_says_what_brings_a_stage_back_and_what_it_took() -> None:
     assert "tokens" not in rows["vision"]
     assert {"frames", "tokens", "camera_mask"} <= set(rows["context"].replace(",", " ").split())
     assert "every decision" in rows["action"]
+
+
+def test_sketch_says_what_the_robot_must_send_or_what_is_missing(tmp_path: Path) -> None:
+    lines = dict(plan_text.flat(engine.sketch(TINY).details))
+    assert (lines["cameras"], lines["processing.state.width"], lines["processing.action.width"]) == (
+        "base, wrist",
+        "8",
+        "7",
+    )
+    assert lines["processing.prompt.tokenizer"].endswith("tokenizer.json")
+    bare = Path(shutil.copytree(TINY, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer.json")))
+    found = engine.sketch(bare)
+    assert "no tokenizer in" in dict(plan_text.flat(found.details))["processing.missing"]
+    assert "processing.missing" in plan_text.page(found.manifests[-1], found.details)
