@@ -12,13 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from innerloop import engine
 from innerloop.contract import InnerloopError
+from innerloop.engine import LoadedPolicy
 from innerloop.execute import MODES
 from innerloop.measure import record
 from innerloop.measure.record import SuccessRecord
 from innerloop.simulation import display, evaluate
 from innerloop.simulation.episode import Infer, Latency, Outcome
 from innerloop.simulation.evaluate import Setting
-from innerloop.simulation.world import TASKS
+from innerloop.simulation.world import CAMERAS, TASKS, WIDTH
 
 ENGINES = ("innerloop", "lerobot")
 EXECUTE = 16  # actions from one observation to the next, where nothing else is asked for
@@ -48,12 +49,25 @@ def run_eval(
     found_display = display.prepare(lambda line: out.print(line, highlight=False))
     out.print(f"rendering through {found_display}", highlight=False)
     with closing(engine.load(checkpoint, **loading)) as policy:
+        check_fits(policy)
         infer = policy.infer if by == "innerloop" else evaluate.official(checkpoint, policy)
         found = _episodes(infer, asked, out)
         result = evaluate.record(policy, by, asked, found, command)
     out.print(evaluate.table(result))
     out.print(_motion(result, found), highlight=False)
     return result
+
+
+def check_fits(policy: LoadedPolicy) -> None:
+    """Raises InnerloopError unless the policy was trained on these worlds."""
+    known = policy.metadata
+    found = (sorted(known["cameras"]), known["state_dim"], known["action_dim"])
+    if found != (sorted(CAMERAS), WIDTH, WIDTH):
+        raise InnerloopError(
+            f"the checkpoint has cameras {', '.join(found[0])}, {found[1]} state values and {found[2]} actions; the "
+            f"simulated tasks have {', '.join(CAMERAS)}, {WIDTH} and {WIDTH}: evaluate a policy trained on them, such "
+            "as that of recipes/demo_policy"
+        )
 
 
 def same_episodes(path: Path, asked: Setting) -> SuccessRecord:

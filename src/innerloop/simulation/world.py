@@ -17,6 +17,7 @@ TASKS = {
 }
 CAMERAS = {"front": (-90.0, -60.0, 1.0), "side": (130.0, -40.0, 1.0)}  # azimuth and elevation in degrees, metres away
 SIZE = 112  # pixels, both sides
+WIDTH = 4  # of state and action
 REPEAT = 2  # one action drives so many simulation steps of 12.5 ms
 RATE = 40.0  # actions a second
 NEEDED = "simulation needs {}: pip install 'innerloop[sim]'"

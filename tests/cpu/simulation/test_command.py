@@ -23,6 +23,7 @@ EVAL = ["eval", TINY, "--device", "cpu", "--tasks", "reach-v3,push-v3", "--seeds
 @pytest.fixture(autouse=True)
 def toy_world(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "World", Seen)
+    monkeypatch.setattr(command, "check_fits", lambda policy: None)  # the tiny checkpoint is not of these worlds
     monkeypatch.setattr(evaluate, "version", lambda name: "0")
     monkeypatch.setattr(episode, "LIMIT", 24)
     monkeypatch.setattr(display, "prepare", lambda say: "osmesa")
@@ -99,6 +100,14 @@ def test_what_cannot_be_run_is_refused(change: dict[str, Any], words: str) -> No
     given: dict[str, Any] = {"tasks": [], "seeds": 1, "mode": "synchronous", "execute": None, "latency": Latency()}
     with pytest.raises(InnerloopError, match=words):
         command.setting(**{**given, **change})
+
+
+def test_a_policy_of_another_robot_is_told_what_the_worlds_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(display, "prepare", lambda say: "osmesa")
+    words = "cameras base, wrist, 8 state values and 7 actions; the simulated tasks have front, side, 4 and 4"
+    with pytest.raises(InnerloopError, match=words):
+        CliRunner().invoke(app, EVAL, catch_exceptions=False)
 
 
 def test_who_decides_must_exist() -> None:
