@@ -48,12 +48,13 @@ def load(
     progress: Progress | None = None,
     announce: Announce | None = None,
 ) -> LoadedPolicy:
-    """A checkpoint directory (LeRobot, openpi PyTorch or Orbax) -> a policy that is ready.
+    """A checkpoint directory (LeRobot, openpi PyTorch or Orbax, GR00T, starVLA) -> a policy that is ready.
 
     precision: fp32 or bf16 (default bf16 on CUDA, fp32 elsewhere). horizon: only where an openpi directory does not
     state it. assets: which statistics, where there are several. edge: what only the caller knows (camera renames, image
     layout, tokenizer, limits, what an openpi directory does not say).
-    memory_cap: bytes. Raises CheckpointError, MemoryPlanError or PrecisionError before weights are read where it can.
+    memory_cap: bytes. batch: robots decided at once. kernels: reference, operators or fused. progress(what, done, total)
+    counts bytes; announce(line) gets the memory plan before anything is allocated, then the account. Raises CheckpointError, MemoryPlanError or PrecisionError before weights are read where it can.
     """
     started = time.perf_counter()
     placement = place(device, precision, batch, kernels)

@@ -1,8 +1,8 @@
-"""One policy in every layout that a checkpoint comes in: the same actions, from the directory to robot units."""
+"""One policy in every layout that a checkpoint comes in: the same actions, from the directory to robot units; what
+is missing or contradicts is named before anything is allocated."""
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -229,82 +229,6 @@ def test_an_orbax_save_that_contradicts_its_config(tmp_path: Path, change: dict[
         innerloop.load(directory, device="cpu")
 
 
-RANK, ALPHA = 4, 6.0
-
-
-@pytest.fixture
-def adapter(tmp_path: Path) -> tuple[Path, Path]:
-    """An adapter of both decoders' queries and one MLP, and the directory that merging it by hand gives."""
-    base = load_file(CHECKPOINTS["pi05"] / "model.safetensors")
-    chosen = [n for n in sorted(base) if n.endswith(("self_attn.q_proj.weight", "layers.0.mlp.up_proj.weight"))]
-    chosen = [n for n in chosen if "vision_tower" not in n]
-    generator = torch.Generator().manual_seed(5)
-    parts: Tensors = {}
-    for name in chosen:
-        rows, columns = base[name].shape
-        down, up = (torch.randn(s, generator=generator) * 0.1 for s in ((RANK, columns), (rows, RANK)))
-        stem = f"base_model.model.{name.removesuffix('.weight')}"
-        parts |= {f"{stem}.lora_A.weight": down, f"{stem}.lora_B.weight": up}
-        base[name] = base[name] + ALPHA / RANK * (up @ down)
-    directory = tmp_path / "adapter"
-    directory.mkdir()
-    save_file(parts, directory / "adapter_model.safetensors")
-    said = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": ["q_proj", "up_proj"]}
-    write_json(
-        directory / "adapter_config.json", {**said, "base_model_name_or_path": str(CHECKPOINTS["pi05"].resolve())}
-    )
-    merged = Path(shutil.copytree(CHECKPOINTS["pi05"], tmp_path / "merged"))
-    save_file(base, merged / "model.safetensors")
-    return directory, merged
-
-
-def actions(arguments: list[str]) -> list[list[float]]:
-    """What `innerloop run` prints for a checkpoint and further options."""
-    frames = [f"--image={name}={ROOT}/examples/frames/0-{name}.png" for name in ("base", "wrist")]
-    asked = ["--state", "1,2,3,4,5,6,7,8", "--prompt", "pick up", "--seed", "1", "--device", "cpu", "--json"]
-    done = CliRunner().invoke(app, ["run", *arguments, *frames, *asked])
-    assert done.exit_code == 0, done.output
-    found: list[list[float]] = json.loads(done.stdout.strip().splitlines()[-1])["actions"]
-    return found
-
-
-def beside(directory: Path, tmp_path: Path) -> list[str]:
-    """Base and adapter in one directory."""
-    both = shutil.copytree(CHECKPOINTS["pi05"], tmp_path / "both")
-    for file in directory.iterdir():
-        shutil.copy(file, both)
-    return [str(both)]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        lambda adapter, _: [str(CHECKPOINTS["pi05"]), "--adapter", str(adapter)],
-        lambda adapter, _: [str(adapter)],
-        beside,
-    ],
-    ids=["option", "alone", "beside"],
-)
-def test_a_lora_directory_gives_the_actions_of_the_merged_one(
-    adapter: tuple[Path, Path], tmp_path: Path, given: Callable[[Path, Path], list[str]]
-) -> None:
-    directory, merged = adapter
-    found = actions(given(directory, tmp_path))
-    np.testing.assert_allclose(found, actions([str(merged)]), atol=1e-5)
-    assert not np.allclose(found, actions([str(CHECKPOINTS["pi05"])]), atol=1e-3)
-
-
-def test_an_adapter_changes_the_fingerprint_and_shows_in_the_account(adapter: tuple[Path, Path]) -> None:
-    base = innerloop.load(CHECKPOINTS["pi05"], device="cpu")
-    adapted = innerloop.load(CHECKPOINTS["pi05"], device="cpu", adapter=adapter[0])
-    assert adapted.fingerprint != base.fingerprint
-    assert adapted.account is not None
-    assert f"{len(adapted.account.merged)} merged" in str(adapted.account)
-    assert len(adapted.account.merged) > 0
-    base.close()
-    adapted.close()
-
-
 @pytest.mark.parametrize("family", ["pi05"])
 def test_an_openpi_robot_with_one_camera_declares_the_others_absent(openpi: Path) -> None:
     policy = innerloop.load(openpi, device="cpu", edge=Edge(rename={"front": OPENPI_CAMERAS[0]}))
@@ -313,3 +237,94 @@ def test_an_openpi_robot_with_one_camera_declares_the_others_absent(openpi: Path
     chunk = policy.infer({"images": {"front": frame, **absent}, "state": np.zeros(8), "prompt": "push"}, seed=0)
     policy.close()
     assert chunk.actions.shape == (10, 7)
+
+
+def historic(name: str) -> str:
+    """A tensor's name as transformers before 4.52 nested PaliGemma's parts."""
+    for now, then in (
+        ("paligemma.model.language_model.", "paligemma.language_model.model."),
+        ("paligemma.lm_head.", "paligemma.language_model.lm_head."),
+        ("paligemma.model.vision_tower.", "paligemma.vision_tower."),
+        ("paligemma.model.multi_modal_projector.", "paligemma.multi_modal_projector."),
+    ):
+        name = name.replace(now, then)
+    return name
+
+
+@pytest.mark.parametrize("family", sorted(CHECKPOINTS))
+def test_renamed_keys_and_tied_embeddings_give_the_same_actions(lerobot: Path, tmp_path: Path) -> None:
+    config = json.loads((lerobot / "config.json").read_text())
+    width, size = config["input_features"]["observation.state"]["shape"][0], config["image_resolution"][0]
+    expected = decide(lerobot, width, size).actions
+    tensors = load_file(lerobot / "model.safetensors")
+    embedding = next(name for name in tensors if name.endswith("language_model.embed_tokens.weight"))
+    tied = {name: tensor for name, tensor in tensors.items() if name != embedding}
+    tied[next(name for name in tied if name.endswith("paligemma.lm_head.weight"))] = tensors[embedding]
+    older = Path(shutil.copytree(lerobot, tmp_path / "older"))
+    save_file({historic(name): tensor for name, tensor in tied.items()}, older / "model.safetensors")
+    assert decide(older, width, size).actions.tobytes() == expected.tobytes()
+    policy = innerloop.load(older, device="cpu")
+    assert policy.account is not None
+    assert len(policy.account.tied) == 1
+    policy.close()
+
+
+@pytest.mark.parametrize("family", ["pi05"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_callers_number_types_do_not_matter(openpi: Path, precision: str) -> None:
+    """States and noise of any float width, and integers where they are whole."""
+    policy = innerloop.load(openpi, device="cpu", precision=precision)
+    frame = np.full((224, 224, 3), 90, np.uint8)
+    noise = policy.processor.noise(seed=1).astype(np.float16)
+    found = {
+        policy.infer(
+            {"images": dict.fromkeys(OPENPI_CAMERAS, frame), "state": state, "prompt": "push"}, noise=noise.astype(kind)
+        ).actions.tobytes()
+        for state in (np.ones(8, np.float32), np.ones(8), np.ones(8, np.float16), np.ones(8, np.int64), [1.0] * 8)
+        for kind in (np.float16, np.float32, np.float64)
+    }
+    policy.close()
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("family", ["pi05"])
+def test_missing_and_stale_tensors_are_named_before_anything_is_allocated(lerobot: Path) -> None:
+    tensors = load_file(lerobot / "model.safetensors")
+    gone = "model.action_out_proj.bias"
+    kept = {name: tensor for name, tensor in tensors.items() if name != gone}
+    kept["paligemma_with_expert.paligemma.lm_head.weight"] = tensors[
+        "model.paligemma_with_expert.paligemma.lm_head.weight"
+    ].clone()
+    save_file(kept, lerobot / "model.safetensors")
+    said: list[str] = []
+    with pytest.raises(CheckpointError, match="missing: 'action_out_proj.bias'") as error:
+        innerloop.load(lerobot, device="cpu", announce=said.append)
+    assert "are the same tensor" in str(error.value)
+    assert "one is stale" in str(error.value)
+    assert not said
+
+
+def test_statistics_of_a_lerobot_directory_under_another_key(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(CHECKPOINTS["pi05"], tmp_path / "c"))
+    file = next(directory.glob("policy_postprocessor_step_*_unnormalizer_processor.safetensors"))
+    before = next(directory.glob("policy_preprocessor_step_*_normalizer_processor.safetensors"))
+    for path in (file, before):
+        stored = load_file(path)
+        save_file({name.replace("action.", "so100.buffer.action."): t for name, t in stored.items()}, path)
+    with pytest.raises(CheckpointError, match="no statistics for 'action'.*so100.buffer.action"):
+        innerloop.load(directory, device="cpu")
+    file.unlink()
+    with pytest.raises(CheckpointError, match="does not exist; copy it there"):
+        innerloop.load(directory, device="cpu")
+    (directory / "policy_postprocessor.json").unlink()
+    with pytest.raises(CheckpointError, match="no policy_postprocessor.json.*normalisation is unknown"):
+        innerloop.load(directory, device="cpu")
+
+
+def test_statistics_of_another_mode_than_the_config_says(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(CHECKPOINTS["pi05"], tmp_path / "c"))
+    config = json.loads((directory / "config.json").read_text())
+    config["normalization_mapping"]["ACTION"] = "MEAN_STD"
+    write_json(directory / "config.json", config)
+    with pytest.raises(CheckpointError, match="contradict: config.json says MEAN_STD, .*says QUANTILES"):
+        innerloop.load(directory, device="cpu")
