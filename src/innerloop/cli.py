@@ -42,7 +42,7 @@ def main() -> None:
         app()
     except InnerloopError as error:
         err.print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        err.print(str(error), markup=False, highlight=False)
+        err.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 
