@@ -54,7 +54,8 @@ def load(
     state it. assets: which statistics, where there are several. edge: what only the caller knows (camera renames, image
     layout, tokenizer, limits, what an openpi directory does not say).
     memory_cap: bytes. batch: robots decided at once. kernels: reference, operators or fused. progress(what, done, total)
-    counts bytes; announce(line) gets the memory plan before anything is allocated, then the account. Raises CheckpointError, MemoryPlanError or PrecisionError before weights are read where it can.
+    counts bytes; announce(line) gets the memory plan before anything is allocated, then the account.
+    Raises CheckpointError, MemoryPlanError or PrecisionError before weights are read where it can.
     """
     started = time.perf_counter()
     placement = place(device, precision, batch, kernels)
