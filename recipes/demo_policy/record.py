@@ -6,17 +6,15 @@ Writes recipes/demo_policy/data/<task>-<first seed>.npz.
 
 import argparse
 import io
-import os
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("MUJOCO_GL", "egl")
-
 import numpy as np
 from PIL import Image
 
+from innerloop.simulation import display
 from innerloop.simulation.world import CAMERAS, TASKS, World, require
 
 CHUNK = 32
@@ -121,7 +119,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first episode; part of the file's name")
     parser.add_argument("--every", type=int, default=6, help="actions between two samples, about")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
+    display.prepare()
+    warnings.simplefilter("ignore")  # of Meta-World, about its own experts
     world, samples, failed, start = World(arguments.task), [], 0, time.monotonic()
     for number in range(arguments.episodes):
         found = episode(world, arguments.seed + number, arguments.every)
