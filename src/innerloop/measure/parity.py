@@ -42,9 +42,9 @@ _LIMITS: dict[str, dict[str, Limit]] = {
     "fp32": {
         "images": Limit(1e-6),
         "pixels": Limit(1e-6),
-        "state": Limit(1e-6),
+        "state": EXACT,
         "normalized": Limit(1e-4),
-        "actions": Limit(1e-4, relative=True),
+        "actions": Limit(1e-5, relative=True),
         "": Limit(1e-4, relative=True),
     },
     # bf16 keeps 8 bits of every activation.
