@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from innerloop.contract import InnerloopError
@@ -103,28 +103,16 @@ def horizons(chunk: int) -> list[int]:
 
 def control_record(loop: ControlLoop, origin: Mapping[str, Any]) -> ControlRecord:
     """The loop's figures, and the sweep over network delays and executed horizons. `origin`: fields of every record."""
-    rows = [
-        ControlRow(
-            delay_ms=one.delay_ms,
-            horizon=one.horizon,
-            synchronous_hz=one.synchronous_hz,
-            overlapped_hz=one.overlapped_hz,
-            oldest_observation_ms=one.oldest_observation_ms,
-            bound=one.bound,
-        )
-        for one in sweep(loop, DELAYS_MS, horizons(loop.chunk))
-    ]
-    return ControlRecord(
-        **origin,
-        chunk=loop.chunk,
-        horizon=loop.horizon,
-        control_hz=loop.control_hz,
-        environment_ms=loop.environment_ms,
-        delay_ms=loop.delay_ms,
-        latency_ms=loop.latency_ms,
-        synchronous_hz=loop.synchronous_hz,
-        overlapped_hz=loop.overlapped_hz,
-        bound=loop.bound,
-        flip_ms=loop.flip_ms,
-        rows=rows,
-    )
+    swept = sweep(loop, DELAYS_MS, horizons(loop.chunk))
+    rows = [ControlRow(**_figures(one, ControlRow)) for one in swept]
+    return ControlRecord(**origin, **_figures(loop, ControlRecord), rows=rows)
+
+
+def recorded_loop(record: ControlRecord) -> ControlLoop:
+    """The loop that a record is of."""
+    return ControlLoop(**_figures(record, ControlLoop))
+
+
+def _figures(source: object, kind: type[Any]) -> dict[str, Any]:
+    """The fields of `kind` that `source` has an answer to."""
+    return {field.name: getattr(source, field.name) for field in fields(kind) if hasattr(source, field.name)}

@@ -1,9 +1,10 @@
 """Charts of records."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from innerloop.measure.clock import DEVICE_STAGES, SEVEN
-from innerloop.measure.control import ControlLoop, horizons
+from innerloop.measure.control import horizons, recorded_loop
 from innerloop.measure.record import BatchRecord, ControlRecord, LadderRecord, LatencyRecord, SuccessRecord
 from innerloop.measure.svg import Axis, Bar, Line, Segment, bar_chart, line_chart, number
 
@@ -113,20 +114,13 @@ def batch_shares(record: BatchRecord) -> str:
 
 def control(record: ControlRecord) -> str:
     """Attained action rate against latency: flat where the robot is the limit, falling where the policy is."""
-    loop = ControlLoop(
-        chunk=record.chunk,
-        horizon=record.horizon,
-        control_hz=record.control_hz,
-        environment_ms=record.environment_ms,
-        delay_ms=record.delay_ms,
-        latency_ms=record.latency_ms,
-    )
+    loop = recorded_loop(record)
     low, high = min(record.latency_ms / 4, 1.0), max(record.latency_ms * 20, loop.execution_ms * 4)
     latencies = [low * (high / low) ** (index / 80) for index in range(81)]
     shown = sorted({loop.horizon, *horizons(loop.chunk)[-3:]})
     lines = []
     for index, horizon in enumerate(shown):
-        at = [_loop(loop, horizon, latency) for latency in latencies]
+        at = [replace(loop, horizon=horizon, latency_ms=latency) for latency in latencies]
         style = f"s{index % _SERIES}"
         over = list(zip(latencies, [one.overlapped_hz for one in at], strict=True))
         wait = list(zip(latencies, [one.synchronous_hz for one in at], strict=True))
@@ -159,10 +153,6 @@ def success(records: Sequence[SuccessRecord]) -> str:
     latest = max(record.delay_ms for record in records)
     x = Axis("injected delay, ms", 0.0, max(latest, 1.0))
     return line_chart(lines, x, Axis("episodes solved, %", 0.0, 105.0), "Success against delay")
-
-
-def _loop(loop: ControlLoop, horizon: int, latency_ms: float) -> ControlLoop:
-    return ControlLoop(loop.chunk, horizon, loop.control_hz, loop.environment_ms, loop.delay_ms, latency_ms)
 
 
 def _rate_name(record: LatencyRecord) -> str:
