@@ -25,6 +25,19 @@ MemoryCap = Annotated[float | None, typer.Option(metavar="GIB", help="refuse a m
 Rename = Annotated[list[str] | None, typer.Option(metavar="ROBOT=CKPT", help="camera rename; repeatable")]
 
 
+_EXTRAS = {  # what pyproject.toml installs under the name of an extra
+    "serve": ("websockets", "msgpack", "grpc", "zmq", "prometheus_client"),
+    "sim": ("metaworld", "mujoco"),
+}
+
+
+def remedy(error: ModuleNotFoundError) -> str | None:
+    """How to get the package that is absent, where an extra of ours has it."""
+    package = (error.name or "").partition(".")[0]
+    named = next((extra for extra, packages in _EXTRAS.items() if package in packages), None)
+    return named and f"this needs the package {package}: pip install 'innerloop[{named}]'"
+
+
 def edge(rename: list[str] | None, tokenizer: Path | None, file: Path | None = None) -> Any:
     """The Edge that --edge, --rename and --tokenizer ask for; the last two stand before the file."""
     from innerloop.process import Edge, read_edge

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from innerloop import __version__, arguments
 from innerloop.arguments import (
@@ -37,13 +36,21 @@ out, err = Console(), Console(stderr=True)
 
 
 def main() -> None:
-    """Entry point: an error of ours is one line on stderr and exit status 1, without a traceback."""
+    """Entry point: an error of ours, or an extra not installed, is one line on stderr and exit status 1."""
     try:
         app()
     except InnerloopError as error:
-        err.print(f"[bold red]{type(error).__name__}[/]: ", end="")
-        err.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _fail(type(error).__name__, str(error))
+    except ModuleNotFoundError as error:
+        if (remedy := arguments.remedy(error)) is None:
+            raise
+        _fail("not installed", remedy)
+
+
+def _fail(kind: str, words: str) -> None:
+    err.print(f"[bold red]{kind}[/]: ", end="")
+    err.print(words, markup=False, highlight=False, soft_wrap=True)
+    sys.exit(1)
 
 
 def _version(asked: bool) -> None:
@@ -144,9 +151,7 @@ def inspect(
         out.print(f"wrote {html}")
         return
     out.print(plan_text.tables(sketch.manifests[-1]))
-    for key, value in plan_text.flat(sketch.details):
-        out.print(f"[bold]{key}[/]  {escape(value)}", highlight=False)
-    out.print(str(sketch.memory), highlight=False)
+    out.print(plan_text.lines(sketch.details), str(sketch.memory), sep="\n", highlight=False)
 
 
 @app.command()
@@ -158,11 +163,7 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(checks.as_json(findings)))
     else:
-        marks = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]bad [/]"}
-        for f in findings:
-            out.print(
-                f"{marks[f.state]} {f.check}: {f.found}" + (f" - {f.remedy}" if f.remedy else ""), highlight=False
-            )
+        out.print(checks.text(findings), highlight=False)
     if any(f.state == "bad" for f in findings):
         raise typer.Exit(1)
 

@@ -125,6 +125,19 @@ def test_our_errors_are_one_line_without_a_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("package", "protocol"),
+    [("websockets", "openpi"), ("msgpack", "openpi"), ("grpc", "lerobot"), ("zmq", "groot")],
+)
+def test_an_extra_that_is_not_installed_is_named(package: str, protocol: str) -> None:
+    code = f"import sys; sys.modules['{package}'] = None; from innerloop.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", TINY, "--protocol", protocol]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"needs the package {package}: pip install 'innerloop[serve]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_inspect_as_text_json_and_page(tmp_path: Path) -> None:
     text = CliRunner().invoke(app, ["inspect", TINY])
     assert "context" in text.stdout

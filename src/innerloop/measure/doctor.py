@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
+from rich.markup import escape
 
 
 class Extra(NamedTuple):
@@ -60,6 +61,13 @@ def examine() -> list[Finding]:
 def as_json(findings: list[Finding]) -> dict[str, Any]:
     """Plain data, with the interpreter's path."""
     return {"python": sys.executable, "findings": [asdict(f) for f in findings]}
+
+
+def text(findings: list[Finding]) -> str:
+    """One line a finding, in rich's markup."""
+    marks = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]bad [/]"}
+    said = [(f, f"{f.check}: {f.found}" + (f" - {f.remedy}" if f.remedy else "")) for f in findings]
+    return "\n".join(f"{marks[f.state]} {escape(words)}" for f, words in said)
 
 
 def _no_device() -> Finding:

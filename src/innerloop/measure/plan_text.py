@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 
 CLOCK_COLOURS = {"checkpoint": "#6b7280", "prompt": "#7c3aed", "observation": "#2563eb", "step": "#d97706"}
@@ -65,6 +66,11 @@ def flat(details: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from [(name, ", ".join(map(str, value)))] if value else []
         elif value is not None:
             yield name, str(value)
+
+
+def lines(details: Mapping[str, Any]) -> str:
+    """Details for a terminal, in rich's markup."""
+    return "\n".join(f"[bold]{name}[/]  {escape(words)}" for name, words in flat(details))
 
 
 def page(manifest: Mapping[str, Any], details: Mapping[str, Any]) -> str:
