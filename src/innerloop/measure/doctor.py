@@ -22,15 +22,19 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
-    "sentencepiece": Extra("sentencepiece", "sentencepiece", "tokenizer.model files", "the extra 'sentencepiece'"),
-    "orbax": Extra("tensorstore", "tensorstore", "openpi's JAX checkpoints", "the extra 'orbax'"),
-    "serve": Extra("websockets", "websockets", "innerloop serve", "the extra 'serve'"),
-    "triton": Extra("triton", "triton", "our kernels on a GPU", "triton, which torch's CUDA wheels for Linux bring"),
+    "sentencepiece": Extra(
+        "sentencepiece", "sentencepiece", "tokenizer.model files", "pip install 'innerloop[sentencepiece]'"
+    ),
+    "orbax": Extra("tensorstore", "tensorstore", "openpi's JAX checkpoints", "pip install 'innerloop[orbax]'"),
+    "serve": Extra("websockets", "websockets", "innerloop serve", "pip install 'innerloop[serve]'"),
+    "triton": Extra(
+        "triton", "triton", "our kernels on a GPU", "pip install triton (torch's CUDA wheels for Linux bring it)"
+    ),
     "cuda": Extra(
         "cuda.bindings",
         "cuda-bindings",
         "the action expert's few-row kernels on a GPU",
-        "cuda-bindings of torch's CUDA",
+        "pip install cuda-bindings (torch's CUDA wheels bring it)",
     ),
 }
 
@@ -130,7 +134,7 @@ def _extra(name: str, extra: Extra) -> Finding:
     except ModuleNotFoundError:  # of a parent
         found = False
     if not found:
-        return Finding(name, "note", "not installed", f"for {extra.use} install {extra.remedy}")
+        return Finding(name, "note", "not installed", f"for {extra.use}: {extra.remedy}")
     try:
         return Finding(name, "ok", importlib.metadata.version(extra.distribution))
     except importlib.metadata.PackageNotFoundError:
