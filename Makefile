@@ -1,5 +1,5 @@
 # Every target makes its own environment when there is none. PYTHON and PEERS_PYTHON choose the interpreters.
-PYTHON ?= python3
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 PEERS_PYTHON ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12.*/bin/python3.12; do "$$p" -c '' 2>/dev/null && echo "$$p" && break; done)
 VENV := .venv
 PEERS := .venv-peers
@@ -36,6 +36,7 @@ gpu: $(VENV)/.installed  ## GPU tests; they skip where there is no GPU
 	$(VENV)/bin/pytest tests/gpu
 
 $(VENV)/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the PATH: install one, or name it with make PYTHON=..."; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
@@ -43,6 +44,7 @@ $(VENV)/.installed: pyproject.toml
 	touch $@
 
 $(PEERS)/.installed: pyproject.toml
+	@test -n "$(PEERS_PYTHON)" || { echo "no Python 3.12 on the PATH, which LeRobot 0.6.1 needs: install it, or name it with make PEERS_PYTHON=..."; exit 1; }
 	test -x $(PEERS)/bin/python || $(PEERS_PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
 	$(PEERS)/bin/python -m pip install --quiet --editable '.[peers]'
