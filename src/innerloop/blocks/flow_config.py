@@ -73,8 +73,10 @@ def _spoken(variant: str) -> sizes.DecoderSizes:
 def read_lerobot(config: Mapping[str, Any]) -> FlowConfig:
     """FlowConfig from a LeRobot config.json of type pi0 or pi05."""
     vision, language, expert = _architecture(config)
+    for kind in ("input_features", "output_features"):
+        _check_features(config, kind)
     return FlowConfig(
-        family=config["type"],
+        family=str(_field(config, "type")),
         vision=vision,
         language=language,
         expert=expert,
@@ -84,7 +86,7 @@ def read_lerobot(config: Mapping[str, Any]) -> FlowConfig:
         max_state_dim=_positive(config, "max_state_dim"),
         max_action_dim=_positive(config, "max_action_dim"),
         prompt_capacity=_positive(config, "tokenizer_max_length"),
-        periods=(float(config.get("min_period", 4e-3)), float(config.get("max_period", 4.0))),
+        periods=(_period(config, "min_period", 4e-3), _period(config, "max_period", 4.0)),
         rotary_dtype=torch.bfloat16 if config.get("dtype") == "bfloat16" else torch.float32,
     )
 
@@ -97,7 +99,7 @@ def read_openpi(config: Mapping[str, Any], family: str, horizon: int | None) -> 
             "this openpi checkpoint has no config.json with 'action_horizon' and tensors do not show it; "
             "pass horizon= (10 for pi05_libero, 15 for pi05_droid, 50 for most others)"
         )
-    if horizon is not None and int(chunk) != horizon:
+    if horizon is not None and chunk != horizon:
         raise CheckpointError(f"horizon={horizon} was given but config.json says action_horizon={chunk}")
     full = {**_OPENPI, "action_horizon": chunk, "max_token_len": 200 if family == "pi05" else 48, **config}
     vision, language, expert = _architecture(full)
@@ -118,18 +120,23 @@ def read_openpi(config: Mapping[str, Any], family: str, horizon: int | None) -> 
 
 def _architecture(config: Mapping[str, Any]) -> tuple[sizes.VisionSizes, sizes.DecoderSizes, sizes.DecoderSizes]:
     resolution = _field(config, "image_resolution")
-    if resolution[0] != resolution[1]:
-        raise CheckpointError(f"config.json image_resolution is {resolution}; SigLIP needs square images")
-    image_size = int(resolution[0])
+    square = isinstance(resolution, list | tuple) and len(resolution) == 2 and resolution[0] == resolution[1]
+    if not square or not isinstance(resolution[0], int) or resolution[0] <= 0:
+        raise CheckpointError(f"config.json image_resolution is {resolution}; SigLIP needs square images, [224, 224]")
+    image_size = resolution[0]
     own = config.get("innerloop_architecture")
     if own is None:
         vision = sizes.VisionSizes(**sizes.SO400M, image_size=image_size)
         language = _spoken(_field(config, "paligemma_variant"))
         return vision, language, sizes.published(_field(config, "action_expert_variant"))
-    if set(own) != {"vision", "language", "expert"}:
+    if not isinstance(own, Mapping) or set(own) != {"vision", "language", "expert"}:
+        found = sorted(own) if isinstance(own, Mapping) else own
         raise CheckpointError(
-            f"config.json innerloop_architecture has sections {sorted(own)}; expected vision, language and expert"
+            f"config.json innerloop_architecture has sections {found}; expected vision, language and expert"
         )
+    for part, section in own.items():
+        if not isinstance(section, Mapping):
+            raise CheckpointError(f"config.json innerloop_architecture.{part} is {section!r}; it is an object of sizes")
     vision = sizes.from_mapping(
         sizes.VisionSizes, {**own["vision"], "image_size": image_size}, "innerloop_architecture.vision"
     )
@@ -157,12 +164,32 @@ def _check_towers(vision: sizes.VisionSizes, language: sizes.DecoderSizes, exper
 def _cameras(config: Mapping[str, Any]) -> tuple[str, ...]:
     features = _field(config, "input_features")
     named = [k for k, f in features.items() if f.get("type") == "VISUAL"]
-    named += [
-        k for i in range(int(config.get("empty_cameras", 0))) if (k := f"{IMAGES}empty_camera_{i}") not in features
-    ]
+    empty = config.get("empty_cameras", 0)
+    if not isinstance(empty, int) or empty < 0:
+        raise CheckpointError(f"config.json empty_cameras is {empty!r}; it counts camera slots")
+    named += [k for i in range(empty) if (k := f"{IMAGES}empty_camera_{i}") not in features]
     if not named:
         raise CheckpointError("config.json input_features names no camera (an entry of type VISUAL)")
     return tuple(name.removeprefix(IMAGES) for name in named)
+
+
+def _check_features(config: Mapping[str, Any], kind: str) -> None:
+    features = {} if config.get(kind) is None else config[kind]
+    if not isinstance(features, Mapping):
+        raise CheckpointError(f"config.json {kind} is {features!r}; it is an object {{name: {{type, shape}}}}")
+    for name, feature in features.items():
+        shape = feature.get("shape") if isinstance(feature, Mapping) else None
+        if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
+            raise CheckpointError(
+                f"config.json {kind}: '{name}' has the shape {shape!r}; it is a list of whole numbers"
+            )
+
+
+def _period(config: Mapping[str, Any], name: str, default: float) -> float:
+    value = config.get(name, default)
+    if not isinstance(value, float | int) or value <= 0:
+        raise CheckpointError(f"config.json {name} is {value!r}; it must be a positive number")
+    return float(value)
 
 
 def _field(config: Mapping[str, Any], name: str) -> Any:

@@ -16,7 +16,7 @@ FAMILIES: Mapping[str, Family] = {family.name: family for family in (PI05, PI0, 
 def detect(checkpoint: Checkpoint) -> Family:
     """The family of a checkpoint: what its tensors show, which must agree with the type that its config states."""
     stated = checkpoint.config.get("type") if checkpoint.layout == "lerobot" else None
-    if stated is not None and stated not in FAMILIES:
+    if stated is not None and str(stated) not in FAMILIES:
         raise CheckpointError(
             f"config.json says type '{stated}', which is not supported; supported are {sorted(FAMILIES)}"
         )

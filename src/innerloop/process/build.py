@@ -328,6 +328,8 @@ def _template(family: str, checkpoint: Parts, edge: Edge, notes: list[str]) -> t
         return text.TASK_AND_STATE
     # openpi models/pi0_config.py discrete_state_input: true for pi05 by default, false in its pi05_libero.
     stored = checkpoint.config.get("discrete_state_input")
+    if stored not in (None, True, False):
+        raise CheckpointError(f"config.json discrete_state_input is {stored!r}; it is true or false")
     if None not in (stored, edge.state_in_prompt) and stored != edge.state_in_prompt:
         raise CheckpointError(
             f"state_in_prompt={edge.state_in_prompt} was asked, config.json says discrete_state_input={stored}; leave it out"

@@ -62,12 +62,20 @@ def read_recipe(
     _check_order("policy_preprocessor", list(before), _BEFORE[family])
     _check_order("policy_postprocessor", list(after), (("unnormalizer_processor", "absolute_actions_processor"),))
     normalizer, unnormalizer = before["normalizer_processor"], after["unnormalizer_processor"]
+    renames = before.get("rename_observations_processor", {})
+    _check_words("config.json", config, "normalization_mapping")
+    for file, step, name in (
+        ("policy_preprocessor.json", normalizer, "norm_map"),
+        ("policy_postprocessor.json", unnormalizer, "norm_map"),
+        ("policy_preprocessor.json", renames, "rename_map"),
+    ):
+        _check_words(file, step, name)
     return Recipe(
         state_mode=_state_mode(config, normalizer),
         action_mode=_agreed_mode("ACTION", config, normalizer, unnormalizer),
         eps=_agreed_eps(normalizer, unnormalizer),
         capacity=_capacity(config, before["tokenizer_processor"]),
-        rename=before.get("rename_observations_processor", {}).get("rename_map") or {},
+        rename=renames.get("rename_map") or {},
         relative=_relative(config, before, after),
     )
 
@@ -133,6 +141,12 @@ def _agreed_mode(kind: str, config: Mapping[str, Any], *steps: Mapping[str, Any]
     return str(next(iter(declared.values())))
 
 
+def _check_words(file: str, settings: Mapping[str, Any], name: str) -> None:
+    value = settings.get(name) or {}
+    if not isinstance(value, Mapping) or not all(isinstance(word, str) for word in value.values()):
+        raise CheckpointError(f"{file}: {name} is {value!r}; it is an object of strings: save the checkpoint again")
+
+
 def _state_mode(config: Mapping[str, Any], normalizer: Mapping[str, Any]) -> str:
     declared = {**(config.get("normalization_mapping") or {}), **(normalizer.get("norm_map") or {})}
     visual = declared.get("VISUAL", "IDENTITY")
@@ -146,10 +160,13 @@ def _state_mode(config: Mapping[str, Any], normalizer: Mapping[str, Any]) -> str
 
 
 def _agreed_eps(normalizer: Mapping[str, Any], unnormalizer: Mapping[str, Any]) -> float:
-    there, back = float(normalizer.get("eps", 1e-8)), float(unnormalizer.get("eps", 1e-8))
+    there, back = (step.get("eps", 1e-8) for step in (normalizer, unnormalizer))
+    for eps in (there, back):
+        if not isinstance(eps, float | int) or not 0 <= eps < 1:
+            raise CheckpointError(f"a normaliser's eps is {eps!r}; it is a small number such as 1e-8")
     if there != back:
         raise CheckpointError(f"the normaliser's eps is {there:g}, the unnormaliser's {back:g}; they must be the same")
-    return there
+    return float(there)
 
 
 def _capacity(config: Mapping[str, Any], tokenizer: Mapping[str, Any]) -> int:

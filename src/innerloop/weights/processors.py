@@ -88,7 +88,10 @@ def read_norm_stats(path: Path) -> Statistics:
     return _finite(statistics, str(path))
 
 
-def _step(path: Path, entry: Mapping[str, Any]) -> ProcessorStep:
+def _step(path: Path, entry: Any) -> ProcessorStep:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("config") or {}, Mapping):
+        said = json.dumps(entry)[:100]
+        raise CheckpointError(f"{path}: a step, or its config, is not an object ({said}): save the processors again")
     name = str(entry.get("registry_name") or entry.get("class") or "")
     if not name:
         raise CheckpointError(f"{path}: a step has neither registry_name nor class: save the processors again")
