@@ -281,8 +281,11 @@ class Processor:
         return dict(self._facts)
 
 
-def _check_keys(observation: Mapping[str, Any]) -> None:
+def _check_keys(observation: Any) -> None:
     expected = ("images", "state", "prompt")
+    if not isinstance(observation, Mapping):
+        kind = type(observation).__name__
+        raise ObservationError(f"the observation is {kind}; pass a mapping with the keys {', '.join(expected)}")
     missing = [key for key in expected if key not in observation]
     unknown = [str(key) for key in observation if key not in expected]
     if missing or unknown:
@@ -295,3 +298,7 @@ def _check_keys(observation: Mapping[str, Any]) -> None:
         raise ObservationError(f"observation['images'] is {kind}; pass {{camera name: image}}")
     if not isinstance(observation["prompt"], str):
         raise ObservationError(f"observation['prompt'] is {type(observation['prompt']).__name__}; pass one string")
+    try:
+        observation["prompt"].encode()
+    except UnicodeEncodeError as error:
+        raise ObservationError(f"observation['prompt'] is not valid Unicode ({error}); decode it as UTF-8") from error

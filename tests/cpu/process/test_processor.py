@@ -214,6 +214,17 @@ def test_a_missing_key_and_an_image_that_vanishes() -> None:
         processor.prepare(given)
 
 
+@pytest.mark.parametrize("given", [None, 3, "images", [1], np.zeros((2, 2))])
+def test_what_is_no_observation_is_refused(given: Any) -> None:
+    with pytest.raises(ObservationError, match="pass a mapping with the keys images, state, prompt"):
+        flow_processor(Sizes(), lerobot()).prepare(given)
+
+
+def test_a_prompt_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ObservationError, match="not valid Unicode"):
+        flow_processor(Sizes(), lerobot()).prepare(observation(prompt="caf\ud800"))
+
+
 def test_prompts_up_to_the_capacity_fit_and_one_more_does_not() -> None:
     processor = flow_processor(Sizes("pi0"), lerobot("pi0"))
     digits = 62  # one token each, beside BOS and the newline
