@@ -56,6 +56,11 @@ class LoadedPolicy:
         return self.runtime.plans
 
     @property
+    def cameras(self) -> tuple[str, ...]:
+        """The cameras of an observation in checkpoint order; not the slots that this robot does not fill."""
+        return tuple(self.processor.describe().get("cameras", self.config.cameras))
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """What a client must know: plain data. Where dimensions have names, also state_groups and action_groups."""
         described = self.processor.describe()
@@ -65,7 +70,7 @@ class LoadedPolicy:
             "precision": self.placement.precision,
             "device": str(self.placement.device),
             "kernels": self.kernels,
-            "cameras": list(self.config.cameras),
+            "cameras": list(self.cameras),
             "horizon": described.get("horizon", self.config.chunk),
             "steps": self.config.steps,
             "prompt_capacities": list(self.plans),

@@ -19,6 +19,6 @@ def against(name: str, checkpoint: Path, policy: LoadedPolicy, prompt: str, seed
 
     placement = policy.placement
     official = open_official(checkpoint, str(placement.device), DTYPES[placement.precision], policy.statistics or None)
-    scene = Scene(policy.config.cameras, FRAME, policy.processor.widths.state)
+    scene = Scene(policy.cameras, FRAME, policy.processor.widths.state)
     observation = make_observations(scene, prompt, 1, seed)[0]
     return compare(policy, official, observation, policy.processor.noise(seed=seed))

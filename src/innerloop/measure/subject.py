@@ -125,7 +125,7 @@ def make_workload(
 ) -> Workload:
     """Synthetic observations for a policy. Raises InnerloopError where no prompt of so few tokens exists."""
     processor = policy.processor
-    scene = Scene(policy.config.cameras, frame, processor.widths.state)
+    scene = Scene(policy.cameras, frame, processor.widths.state)
     observations = make_observations(scene, "", OBSERVATIONS, seed)
 
     def count(prompt: str) -> int:

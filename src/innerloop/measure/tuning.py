@@ -47,7 +47,7 @@ def milliseconds(policy: LoadedPolicy, prompt: str, ticks: int) -> float:
     """Capture the policy's plans anew and time decisions that refresh everything: the median."""
     with use_kernels(policy.placement.kernels):
         machine = Machine(policy.plans, policy.placement.device)
-    scene = Scene(policy.config.cameras, FRAME, policy.processor.widths.state)
+    scene = Scene(policy.cameras, FRAME, policy.processor.widths.state)
     prepared = [policy.processor.prepare(o) for o in make_observations(scene, prompt, 4)]
     capacity = policy.capacity(prepared[0].context.prompt_tokens)
     taken = []

@@ -69,7 +69,8 @@ class Parts(Protocol):
 
 @dataclass(frozen=True)
 class Edge:
-    """What only the caller knows. rename: {robot camera: checkpoint camera}; images: how frames are laid out.
+    """What only the caller knows. rename: {robot camera: checkpoint camera}; absent: checkpoint cameras that the robot
+    does not have (openpi has three slots, whatever the robot); images: how frames are laid out.
 
     normalization: the mode of an openpi directory trained with another than its family's, or "IDENTITY" to accept a
     checkpoint without statistics. state_dim, action_dim, relative (mask of delta dimensions), state_in_prompt (pi05):
@@ -77,6 +78,7 @@ class Edge:
     """
 
     rename: Mapping[str, str] = field(default_factory=dict)
+    absent: Sequence[str] = ()
     images: ImageSpec = field(default_factory=ImageSpec)
     normalization: str | None = None
     state_dim: int | None = None
@@ -130,7 +132,7 @@ def flow_processor(sizes: Sizes, checkpoint: Parts, edge: Edge = NO_EDGE, vocabu
             layout=checkpoint.layout,
             recipe=recipe,
             convention=convention,
-            cameras=Cameras(sizes.cameras, edge.rename, recipe.rename),
+            cameras=Cameras(sizes.cameras, edge.rename, recipe.rename, edge.absent),
             widths=widths,
             state=state.cut(widths.state),
             action=action.cut(widths.action),

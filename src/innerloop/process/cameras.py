@@ -1,7 +1,7 @@
 """Which camera is which: names matched at the edge, never by position."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from innerloop.contract import CheckpointError, ObservationError
@@ -20,18 +20,31 @@ class Cameras:
     """The checkpoint's slots in its order, and the names by which a robot's cameras reach them.
 
     `rename` is the caller's {robot name: checkpoint name}; `stored` is the checkpoint's own rename step, applied after.
-    Slots named `empty_camera_N` are filled by the engine and masked.
+    Slots named `empty_camera_N` are filled by the engine and masked; so are those of `absent`, which the caller says
+    that the robot does not have.
     """
 
     names: tuple[str, ...]
     rename: Mapping[str, str] = field(default_factory=dict)
     stored: Mapping[str, str] = field(default_factory=dict)
+    absent: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         for attribute in ("rename", "stored"):
             pairs = {short_name(a): short_name(b) for a, b in getattr(self, attribute).items()}
             object.__setattr__(self, attribute, pairs)
-        object.__setattr__(self, "names", tuple(short_name(name) for name in self.names))
+        for attribute in ("names", "absent"):
+            object.__setattr__(self, attribute, tuple(short_name(name) for name in getattr(self, attribute)))
+        for name in self.absent:
+            if name not in self.names:
+                raise ObservationError(
+                    f"absent names '{name}', which is not a camera of this checkpoint; its cameras are "
+                    f"{', '.join(self.names)}"
+                )
+        if self.names and set(self.names) <= set(self.absent):
+            raise ObservationError(
+                f"every camera is declared absent; at least one of {', '.join(self.names)} is needed"
+            )
         if not self.required:
             raise CheckpointError("the checkpoint declares no camera in config.json input_features; add the image keys")
         for source, target in self.stored.items():
@@ -50,12 +63,12 @@ class Cameras:
     @property
     def required(self) -> tuple[str, ...]:
         """The slots that a robot's cameras fill, in checkpoint order."""
-        return tuple(name for name in self.names if not _EMPTY.fullmatch(name))
+        return tuple(name for name in self.names if name not in self.empty)
 
     @property
     def empty(self) -> tuple[str, ...]:
         """The slots that no robot fills."""
-        return tuple(name for name in self.names if _EMPTY.fullmatch(name))
+        return tuple(name for name in self.names if _EMPTY.fullmatch(name) or name in self.absent)
 
     def check(self, given: Iterable[str]) -> dict[str, str]:
         """{checkpoint name: the name as given}. Raises ObservationError unless the names match exactly."""
@@ -101,8 +114,8 @@ class Cameras:
         pairs = ", ".join(f"'{u}': '{m}'" for u, m in zip(unknown, missing, strict=False))
         remedy = f"pass rename={{{pairs}}} if these are the same cameras" if pairs else "send exactly the expected ones"
         if missing:
-            remedy += ", or send None for a camera this robot does not have"
-        if any(_EMPTY.fullmatch(short_name(name)) for name in unknown):
+            remedy += ", or send None for a camera this robot does not have (absent= in Edge says it once)"
+        if any(short_name(name) in self.empty for name in unknown):
             remedy = "empty slots are filled by the engine: leave them out"
         return (
             f"cameras do not match the checkpoint ({'; '.join(parts)}). "

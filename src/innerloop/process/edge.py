@@ -13,6 +13,7 @@ from innerloop.process.image import ImageSpec
 
 _KINDS: dict[str, tuple[type, str]] = {
     "rename": (dict, "an object {robot camera: checkpoint camera}"),
+    "absent": (list, "a list of checkpoint cameras"),
     "images": (dict, "an object with layout, color, range"),
     "normalization": (str, "a mode"),
     "state_dim": (int, "a whole number"),

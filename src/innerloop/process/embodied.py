@@ -68,7 +68,7 @@ def embodied_processor(sizes: Sizes, checkpoint: Checkpoint, edge: Edge) -> Proc
         answer=False,
     )
     chat = ChatStep(
-        Cameras(sizes.cameras, edge.rename),
+        Cameras(sizes.cameras, edge.rename, absent=edge.absent),
         edge.images,
         framing(found.settings),
         encoder,
@@ -127,7 +127,7 @@ def _assembled(sizes: Sizes, found: Embodiment, chat: ChatStep, edge: Edge) -> P
     facts = {
         "family": "groot",
         "embodiment": found.name,
-        "cameras": list(sizes.cameras),
+        "cameras": list(chat.cameras.required),
         "image": {"time_steps": sizes.frames, "resized_by": "host", **vars(chat.framing)},
         "state": {"width": widths.state, "padded": widths.max_state, "keys": _facts(states)},
         "action": {"width": widths.action, "horizon": horizon, "keys": _facts(actions), "libero_gripper": gripper},

@@ -306,7 +306,8 @@ def synthetic(config: Sizes, vocabulary: int) -> Processor:
 
 
 def _parts(config: Sizes, edge: Edge, scales: tuple[Scale, Scale], tokenizer: ChatTokenizer, state_width: int) -> Parts:
-    cameras, action = Cameras(config.robot.cameras, edge.rename), edge.action_dim or config.max_action_dim
+    cameras = Cameras(config.robot.cameras, edge.rename, absent=edge.absent)
+    action = edge.action_dim or config.max_action_dim
     if config.state_dim and state_width != config.state_dim:
         raise CheckpointError(f"the head takes a state of {config.state_dim} values, the statistics have {state_width}")
     needed = bool(config.state_dim) or config.state_in_text
@@ -321,13 +322,13 @@ def _parts(config: Sizes, edge: Edge, scales: tuple[Scale, Scale], tokenizer: Ch
     pipeline = pipeline.push(ScaleStep(*scales))
     if config.state_token:
         pipeline = pipeline.push(WidthStep(config.state_dim, config.max_action_dim, state_input=True))
-    return pipeline.push(turn), cameras, widths, np.float32, _facts(config, scales, widths)
+    return pipeline.push(turn), cameras, widths, np.float32, _facts(config, cameras, scales, widths)
 
 
-def _facts(config: Sizes, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
+def _facts(config: Sizes, cameras: Cameras, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
     return {
         "family": config.framework,
-        "cameras": list(config.robot.cameras),
+        "cameras": list(cameras.required),
         "image": {"resized_to": config.image_size, "then": "Qwen3-VL smart resize, bicubic", "resized_by": "host"},
         "state": {
             "width": widths.state,

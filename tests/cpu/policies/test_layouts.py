@@ -18,7 +18,7 @@ import innerloop
 from innerloop import engine
 from innerloop.blocks.flow_config import OPENPI_CAMERAS
 from innerloop.cli import app
-from innerloop.contract import CheckpointError
+from innerloop.contract import CheckpointError, ObservationError
 from innerloop.process import Edge
 
 Tensors = dict[str, torch.Tensor]
@@ -234,9 +234,30 @@ def test_an_openpi_robot_with_one_camera_declares_the_others_absent(openpi: Path
     policy = innerloop.load(openpi, device="cpu", edge=Edge(rename={"front": OPENPI_CAMERAS[0]}))
     frame = np.full((224, 224, 3), 90, np.uint8)
     absent = dict.fromkeys(OPENPI_CAMERAS[1:])
-    chunk = policy.infer({"images": {"front": frame, **absent}, "state": np.zeros(8), "prompt": "push"}, seed=0)
+    rest = {"state": np.zeros(8), "prompt": "push"}
+    chunk = policy.infer({"images": {"front": frame, **absent}, **rest}, seed=0)
     policy.close()
     assert chunk.actions.shape == (10, 7)
+    once = innerloop.load(openpi, device="cpu", edge=Edge(absent=OPENPI_CAMERAS[1:]))
+    assert once.metadata["cameras"] == [OPENPI_CAMERAS[0]]  # what a server's self-check and a bench send
+    declared = once.infer({"images": {OPENPI_CAMERAS[0]: frame}, **rest}, seed=0)
+    once.close()
+    assert declared.actions.tobytes() == chunk.actions.tobytes()
+    with pytest.raises(ObservationError, match="absent names 'left'.*its cameras are base_0_rgb"):
+        innerloop.load(openpi, device="cpu", edge=Edge(absent=["left"]))
+    with pytest.raises(ObservationError, match="every camera is declared absent"):
+        innerloop.load(openpi, device="cpu", edge=Edge(absent=OPENPI_CAMERAS))
+
+
+def test_slots_that_no_robot_fills_are_asked_of_nobody(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(CHECKPOINTS["pi05"], tmp_path / "c"))
+    config = json.loads((directory / "config.json").read_text())
+    write_json(directory / "config.json", {**config, "empty_cameras": 1})
+    policy = innerloop.load(directory, device="cpu")
+    assert policy.cameras == ("base", "wrist")
+    images = {name: np.zeros((48, 64, 3), np.uint8) for name in policy.metadata["cameras"]}
+    assert policy.infer({"images": images, "state": np.zeros(8), "prompt": "push"}, seed=0).actions.shape == (10, 7)
+    policy.close()
 
 
 def historic(name: str) -> str:

@@ -22,6 +22,7 @@ def written(directory: Path, content: Any) -> Path:
 def test_every_field_arrives(tmp_path: Path) -> None:
     plain = {
         "rename": {"front": "base"},
+        "absent": ["side"],
         "normalization": "MEAN_STD",
         "state_dim": 8,
         "action_dim": 7,
