@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.typing import Subprotocol
 
 from innerloop.client.packing import keep_large_blocks
@@ -127,6 +127,8 @@ class AsyncRemotePolicy:
         try:
             while True:
                 tag, answer = read_answer(await socket.recv())
+                if tag is None and len(self._waiting) == 1:  # openpi's own server returns no id
+                    tag = next(iter(self._waiting))
                 waiting = self._waiting.get(tag)
                 if waiting is None or waiting.done():
                     continue  # of a request that this client gave up
@@ -153,7 +155,9 @@ class AsyncRemotePolicy:
                 )
                 if error.response.status_code in FINAL_STATUS:
                     raise RemoteError("refused", f"{self._url} answers {reason}") from error
-            except (OSError, ConnectionClosed, TimeoutError) as error:
+            except (InvalidURI, ValueError) as error:  # a port that is no number
+                raise RemoteError("refused", f"'{self._url}' is no address; give ws://HOST:PORT") from error
+            except (OSError, ConnectionClosed, InvalidHandshake) as error:
                 reason = str(error)
             if time.monotonic() + wait > until:
                 raise ConnectionFailed(f"{self._url} could not be reached within {self._patience:g} s ({reason})")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
@@ -137,7 +137,9 @@ class RemotePolicy:
                 )
                 if error.response.status_code in FINAL_STATUS:
                     raise RemoteError("refused", f"{self._url} answers {reason}") from error
-            except (OSError, ConnectionClosed, TimeoutError) as error:
+            except (InvalidURI, ValueError) as error:  # a port that is no number
+                raise RemoteError("refused", f"'{self._url}' is no address; give ws://HOST:PORT") from error
+            except (OSError, ConnectionClosed, InvalidHandshake) as error:
                 reason = str(error)
             if time.monotonic() + wait > until:
                 raise ConnectionFailed(f"{self._url} could not be reached within {self._patience:g} s ({reason})")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from innerloop.client.packing import pack, unpack
+from innerloop.client.packing import MessageError, pack, unpack
 
 PROTOCOL = "innerloop.v1"  # websocket subprotocol of clients that understand status messages
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds between attempts to connect
@@ -101,7 +101,12 @@ def read_answer(message: bytes | str) -> tuple[Any, "RemoteChunk | RemoteError |
     """The id of an answer, and its chunk, its error, or None for an acknowledged reset."""
     if isinstance(message, str):
         return _read_error(message)
-    content = unpack(message)
+    try:
+        content = unpack(message)
+    except MessageError as error:
+        return None, RemoteError("protocol", f"the server's answer cannot be read: {error}")
+    if not isinstance(content, dict):
+        return None, RemoteError("protocol", "the server's answer is no map; it is no openpi or innerloop server")
     if "actions" not in content:
         return content.get("id"), None
     chunk = RemoteChunk(
@@ -119,7 +124,10 @@ def read_answer(message: bytes | str) -> tuple[Any, "RemoteChunk | RemoteError |
 def read_greeting(message: bytes | str) -> dict[str, Any] | None:
     """The server's metadata, or None while it reports that it is not ready. Raises RemoteError."""
     if isinstance(message, bytes):
-        return dict(unpack(message))
+        try:
+            return dict(unpack(message))
+        except (ValueError, TypeError) as error:
+            raise RemoteError("protocol", f"the greeting is that of no openpi or innerloop server: {error}") from error
     status = _json_object(message)
     if "status" in status:
         return None

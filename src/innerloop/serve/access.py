@@ -1,9 +1,9 @@
 """Who may connect, from where, how much and how fast; all decided before a message is read."""
 
 import base64
-import binascii
 import hmac
 import ipaddress
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,10 +54,41 @@ class ServeOptions:
             )
         if self.token is not None and len(self.token) < 8:
             raise ServeError("the token is shorter than 8 characters; make one with `openssl rand -hex 16`")
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise ServeError("the token holds what a header cannot carry; make one with `openssl rand -hex 16`")
+        self._check_ports()
         if (self.certificate is None) != (self.private_key is None):
-            raise ServeError("TLS needs both a certificate and its private key")
+            raise ServeError("TLS needs both a certificate and its private key: give --certificate and --private-key")
         if self.certificate is not None and self.protocol == "groot":
             raise ServeError("GR00T's client speaks plain ZeroMQ: no TLS; bind to loopback behind an encrypted tunnel")
+        self.tls()
+
+    def tls(self) -> ssl.SSLContext | None:
+        """The server's side of TLS, None without a certificate. Raises ServeError for files that are no pair."""
+        if self.certificate is None or self.private_key is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        for file in (self.certificate, self.private_key):
+            if not file.is_file():
+                raise ServeError(f"there is no file '{file}'; --certificate and --private-key are PEM files")
+        try:
+            context.load_cert_chain(self.certificate, self.private_key)
+        except OSError as error:
+            raise ServeError(
+                f"'{self.certificate}' and '{self.private_key}' are no certificate and its private key ({error}); "
+                "give two PEM files that belong together, the key without a pass phrase"
+            ) from error
+        return context
+
+    def _check_ports(self) -> None:
+        for option, port in (("--port", self.listening_port), ("--http-port", self.http_port)):
+            if not 0 <= port <= 65535:
+                raise ServeError(f"{option} {port} is no port; choose one from 1 to 65535, or 0 for a free one")
+        if self.protocol != "openpi" and self.listening_port == self.http_port != 0:
+            raise ServeError(
+                f"--port and --http-port are both {self.http_port}; the page needs a port beside {self.protocol}'s"
+            )
 
     @property
     def listening_port(self) -> int:
@@ -100,7 +131,7 @@ def token_in(authorization: str | None) -> str | None:
     if kind.lower() == "basic":
         try:
             return base64.b64decode(value, validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:
             return None
     return None
 

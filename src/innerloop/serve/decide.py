@@ -88,8 +88,8 @@ def describe(error: Exception) -> tuple[str, str]:
     return "failed", f"the policy failed with {type(error).__name__}; the server's log has the details"
 
 
-def self_check(policy: Policy) -> None:
-    """Two decisions on one made-up observation with one seed must be finite and equal bit for bit.
+def self_check(policy: Policy, limits: ActionLimits | None) -> None:
+    """Two decisions on one made-up observation with one seed must be finite, equal bit for bit, as wide as `limits`.
 
     Raises NonFiniteError or InnerloopError; a policy that does not say its cameras and state width is not checked.
     """
@@ -105,6 +105,8 @@ def self_check(policy: Policy) -> None:
     chunks = [policy.infer(observation, seed=0, session="self-check") for _ in range(2)]
     end_session(policy, "self-check")
     check_finite(chunks[0].actions, "the actions of the self-check")
+    if limits is not None:
+        limits.check(chunks[0].actions.shape[-1])
     if chunks[0].actions.tobytes() != chunks[1].actions.tobytes():
         raise InnerloopError(
             "the self-check got two answers to one observation and seed; only a reproducible policy is served"

@@ -76,8 +76,9 @@ class LeRobotTransport:
         address = f"{bracketed(self._options.host)}:{self._options.listening_port}"
         try:
             self.port = self._bind(address)
-        except RuntimeError as error:
-            raise port_in_use(self._options.host, self._options.listening_port, error) from error
+        except RuntimeError:  # whose text tells about gRPC's own logging and nothing else
+            why = OSError("the address is in use, or none of this machine's")
+            raise port_in_use(self._options.host, self._options.listening_port, why) from None
         await self._server.start()
 
     async def stop(self) -> None:

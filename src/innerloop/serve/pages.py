@@ -35,15 +35,20 @@ class Pages:
         """The response to a request's head, before any body or frame is read."""
         if from_a_foreign_page(request.headers, self._host):
             return _text(HTTPStatus.FORBIDDEN, "requests of other sites' pages are refused\n")
-        address = urlsplit(request.path)
+        try:
+            address = urlsplit(request.path)
+        except ValueError:
+            return _text(HTTPStatus.BAD_REQUEST, "the request's target is not a path\n")
         if address.path == "/healthz":
             state = self._worker.state
             text = "OK\n" if state is State.READY else f"{state}\n"
             return _text(HEALTH.get(state, HTTPStatus.SERVICE_UNAVAILABLE), text)
-        if not same_token(self._token, token_in(request.headers.get("Authorization"))):
+        given = token_in(request.headers.get("Authorization"))
+        if not same_token(self._token, given):
+            wrong = "a token is needed" if given is None else "the token is not the one this server was started with"
             return _text(
                 HTTPStatus.UNAUTHORIZED,
-                "a token is needed: send it as 'Authorization: Bearer <token>' or 'Api-Key <token>'\n",
+                f"{wrong}: send it as 'Authorization: Bearer <token>' or 'Api-Key <token>'\n",
                 [("WWW-Authenticate", 'Basic realm="innerloop", charset="UTF-8"')],
             )
         if request.headers.get("Upgrade", "").lower() == "websocket":

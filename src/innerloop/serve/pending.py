@@ -46,6 +46,10 @@ class Pending:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def sessions(self) -> list[str]:
+        """Names of the sessions that have something waiting."""
+        return list(self._entries)
+
     def full_for(self, session: str) -> bool:
         """Whether a request of this session would have no room."""
         return session not in self._entries and len(self._entries) >= self.capacity

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-import ssl
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -26,6 +26,7 @@ from innerloop.serve.worker import State, Worker
 
 log = logging.getLogger(__name__)
 FLUSH_SECONDS = 2.0  # the longest it waits for a client to take its last answer
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # seconds, seconds, probes
 DRAIN_SECONDS = 30.0  # the longest a shutdown waits for decisions in flight
 
 
@@ -122,12 +123,18 @@ class Server:
         """Start, serve until SIGTERM or SIGINT, drain. SIGHUP loads the weights again. Raises what broke the policy."""
         await self.start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._over.set)
+            self._loop.add_signal_handler(number, self._interrupt)
         self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         await self._over.wait()
         await self.stop()
         if self.worker.failure is not None:
             raise self.worker.failure
+
+    def _interrupt(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+        self._say("answering what was accepted, then ending; a second signal ends at once")
+        self._over.set()
 
     def _reload(self) -> None:
         def report(task: "asyncio.Task[int]") -> None:
@@ -146,11 +153,11 @@ class Server:
             port,
             compression=None,
             max_size=self.options.max_message,
-            ping_interval=None,  # a robot's own pings are answered; dead peers end with their session
+            ping_interval=None,  # a robot's own pings are answered; TCP itself notices dead peers
             process_request=self._answer_http,
             subprotocols=[Subprotocol(PROTOCOL)],
             select_subprotocol=_select,
-            ssl=self._tls(),
+            ssl=self.options.tls(),
             server_header=None,
         )
 
@@ -163,11 +170,12 @@ class Server:
 
         return GrootTransport(self.worker, self._settled, self.options)
 
-    async def _serve_client(self, socket: ServerConnection) -> None:
+    async def _serve_client(self, client: ServerConnection) -> None:
         if len(self._connections) >= self.options.max_clients:
-            await socket.close(1013, f"all {self.options.max_clients} places are taken; retry later")
+            await client.close(1013, f"all {self.options.max_clients} places are taken; retry later")
             return
-        connection = Connection(socket, self.worker, self.truth, self.options.rate)
+        _notice_death(client.transport.get_extra_info("socket"))
+        connection = Connection(client, self.worker, self.truth, self.options.rate)
         self._connections.add(connection)
         self.metrics.clients.set(len(self._connections))
         try:
@@ -195,14 +203,6 @@ class Server:
             await asyncio.sleep(self.options.session_timeout / 4)
             self.worker.expire(self.options.session_timeout)
 
-    def _tls(self) -> ssl.SSLContext | None:
-        if self.options.certificate is None:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self.options.certificate, self.options.private_key)
-        return context
-
 
 def run_server(load: Callable[[], Policy], options: ServeOptions, say: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT. `load` runs in the worker's thread and returns a policy that is warm.
@@ -218,6 +218,14 @@ def run_server(load: Callable[[], Policy], options: ServeOptions, say: Callable[
 
 def _to_standard_error(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _notice_death(connection: socket.socket) -> None:
+    """A robot without power or network says no goodbye: after a minute its place and its session are free again."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEPALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _select(_: ServerConnection, offered: Sequence[Subprotocol]) -> Subprotocol | None:

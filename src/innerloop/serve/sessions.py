@@ -1,7 +1,7 @@
 """Who is being served: one record per robot, ended when its last client leaves or falls silent."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,18 +40,22 @@ class Sessions:
         """Open sessions, oldest first."""
         return list(self._table.values())
 
-    def join(self, name: str, client: str) -> Session:
-        """The session with this client in it, opened if need be. Raises RequestError when the table is full."""
+    def join(self, name: str, client: str, at_work: Callable[[], Set[str]]) -> tuple[Session, list[str]]:
+        """The session with this client in it, opened if need be, and the names of those that ended for it.
+
+        In a full table a client's new session takes the place of its own that has been silent longest and is not
+        `at_work`. Raises RequestError when it has none.
+        """
+        ended = []
         session = self._table.get(name)
         if session is None:
             if len(self._table) >= self.capacity:
-                raise RequestError(
-                    "busy", f"all {self.capacity} sessions are open; close one or raise the server's session limit"
-                )
+                ended.append(self._longest_silent(client, at_work()))
+                del self._table[ended[0]]
             session = self._table[name] = Session(name)
         session.clients.add(client)
         session.seen = time.monotonic()
-        return session
+        return session, ended
 
     def leave(self, client: str) -> list[str]:
         """Take a client out of its sessions; returns the names of those that ended with it."""
@@ -63,10 +67,18 @@ class Sessions:
                 ended.append(name)
         return ended
 
-    def expire(self, seconds: float) -> list[str]:
-        """End sessions that have been silent for so long; returns their names."""
+    def expire(self, seconds: float, at_work: Set[str]) -> list[str]:
+        """End sessions that have been silent for so long and are not `at_work`; returns their names."""
         limit = time.monotonic() - seconds
-        ended = [name for name, session in self._table.items() if session.seen < limit]
+        ended = [name for name, session in self._table.items() if session.seen < limit and name not in at_work]
         for name in ended:
             del self._table[name]
         return ended
+
+    def _longest_silent(self, client: str, at_work: Set[str]) -> str:
+        own = [each for each in self._table.values() if each.clients == {client} and each.name not in at_work]
+        if not own:
+            raise RequestError(
+                "busy", f"all {self.capacity} sessions are open; close the client of one, or retry when one has ended"
+            )
+        return min(own, key=lambda each: each.seen).name

@@ -76,20 +76,15 @@ class Connection:
         return True
 
     def _receive(self, message: bytes | str) -> None:
-        tag = None
+        tag, content, unreadable = _read(message)
         try:
             self._rate.spend()
-            if isinstance(message, str):
-                raise RequestError("bad_request", "text is not a request; send binary msgpack")
-            content = unpack(message)
-            if isinstance(content, dict) and isinstance(content.get("id"), (str, int)):
-                tag = content["id"]
+            if unreadable is not None:
+                raise unreadable
             if isinstance(content, dict) and "reset" in content:
                 self._reset(content, tag)
                 return
             self._worker.submit(read_request(content, self._client), self._client, self._deliver)
-        except MessageError as error:
-            self._send(json.dumps(write_error("bad_request", str(error), tag)))
         except RequestError as error:
             self._send(json.dumps(write_error(error.code, str(error), tag)))
 
@@ -129,3 +124,15 @@ class Connection:
                 self._outbox.task_done()
         except ConnectionClosed:
             pass
+
+
+def _read(message: bytes | str) -> tuple[str | int | None, Any, RequestError | None]:
+    """A message's id, its content, and why it has none: a refusal for the rate bears the id as well."""
+    if isinstance(message, str):
+        return None, None, RequestError("bad_request", "text is not a request; send binary msgpack")
+    try:
+        content = unpack(message)
+    except MessageError as error:
+        return None, None, RequestError("bad_request", str(error))
+    tag = content.get("id") if isinstance(content, dict) else None
+    return (tag if isinstance(tag, (str, int)) else None), content, None

@@ -22,6 +22,7 @@ from innerloop.serve.sessions import Session, Sessions
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+FORGETTING = 0.98  # of the time estimated for larger batches, at each smaller one
 
 
 class State(enum.StrEnum):
@@ -117,12 +118,9 @@ class Worker:
             self._end(self._sessions.leave(client))
 
     def expire(self, seconds: float) -> None:
-        """End the sessions that have been silent for so long."""
+        """End the sessions that have been silent for so long and wait for nothing."""
         with self._changed:
-            ended = self._sessions.expire(seconds)
-            for name in ended:
-                self._pending.drop(name)
-            self._end(ended)
+            self._end(self._sessions.expire(seconds, self._at_work()))
 
     def replace(self, load: Callable[[], Policy]) -> "Future[int]":
         """Swap the policy between two decisions; the result is the new weights version.
@@ -168,7 +166,8 @@ class Worker:
         request = entry.request
         if self._pending.full_for(request.session):
             raise RequestError("busy", f"{self._pending.capacity} requests are waiting; retry with a newer observation")
-        session = self._sessions.join(request.session, entry.client)
+        session, ended = self._sessions.join(request.session, entry.client, self._at_work)
+        self._end(ended)
         if request.episode is not None and request.episode != session.episode:
             if session.episode is not None or session.decisions:
                 self._post(functools.partial(self._forget, request.session))
@@ -177,6 +176,9 @@ class Worker:
         session.images = request.observation["images"]
         entry.epoch = session.epoch
         return self._pending.put(entry)
+
+    def _at_work(self) -> set[str]:
+        return {*self._pending.sessions(), *(entry.request.session for entry in self._running)}
 
     def _post(self, job: Callable[[], T]) -> "Future[T]":
         done: Future[T] = Future()
@@ -205,7 +207,7 @@ class Worker:
 
     def _swap(self, load: Callable[[], Policy]) -> int:
         policy = load()
-        self_check(policy)
+        self_check(policy, self._limits)
         old, self.policy = self.policy, policy
         if old is not None and old is not policy:
             close(old)
@@ -225,9 +227,10 @@ class Worker:
     def _live(self) -> None:
         try:
             policy = self._load()
-            self_check(policy)
+            self_check(policy, self._limits)
         except Exception as error:  # reported to every client and by run_server
-            log.exception("the policy could not be made ready")
+            # an error of ours names its remedy; a trace of it would only hide that
+            log.error("the policy could not be made ready", exc_info=not isinstance(error, InnerloopError))
             self._fail(error)
             return
         self.policy = policy
@@ -279,6 +282,9 @@ class Worker:
         elapsed = ended - started
         average = self._seconds.get(len(batch), elapsed)
         self._seconds[len(batch)] = 0.8 * average + 0.2 * elapsed
+        for size in self._seconds:
+            if size > len(batch):  # one slow call must not keep a size from ever being tried again
+                self._seconds[size] *= FORGETTING
         for entry, (outcome, violations) in zip(batch, outcomes, strict=True):
             entry.finished = entry.finished or ended
             self._finish(entry, outcome, violations)

@@ -9,6 +9,7 @@ import socket
 import struct
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -58,6 +59,12 @@ def test_what_counts_as_loopback(host, local):
     ("options", "says"),
     [
         ({"token": "short"}, "8 characters"),
+        ({"token": "gr\u00fcne Tonne"}, "a header cannot carry"),
+        ({"port": 70000}, "--port 70000 is no port"),
+        ({"protocol": "groot", "http_port": -1}, "--http-port -1 is no port"),
+        ({"protocol": "lerobot", "port": 8000}, "--port and --http-port are both 8000"),
+        ({"certificate": Path("nowhere.pem"), "private_key": Path("nowhere.key")}, "no file 'nowhere.pem'"),
+        ({"certificate": Path(__file__), "private_key": Path(__file__)}, "no certificate and its private key"),
         ({"protocol": "http"}, "openpi, lerobot, groot"),
         ({"certificate": "a.pem"}, "private key"),
         ({"protocol": "groot", "certificate": "a", "private_key": "b"}, "no TLS"),
@@ -86,6 +93,41 @@ def test_every_page_but_health_needs_the_token():
         for header in (f"Bearer {TOKEN}", f"Api-Key {TOKEN}", f"Basic {basic}"):
             assert json.loads(get(f"{server.http}/metadata", Authorization=header))["fingerprint"] == "f00d"
         assert TOKEN.encode() not in get(f"{server.http}/truth", Authorization=f"Bearer {TOKEN}")
+
+
+@pytest.mark.parametrize(
+    ("target", "authorization", "code"),
+    [
+        (b"/truth", b"Bearer \xff\xfe", b"401"),  # bytes that no token has
+        (b"/truth", b"Basic \xff", b"401"),
+        (b"//[x", b"Bearer " + TOKEN.encode(), b"400"),  # no address, and no error of the server's either
+    ],
+)
+def test_heads_that_no_client_sends_are_answered(target, authorization, code):
+    head = b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nAuthorization: " + authorization + b"\r\n\r\n"
+    with (
+        Running(FakePolicy(), token=TOKEN) as server,
+        socket.create_connection(("127.0.0.1", server.server.port), timeout=5) as raw,
+    ):
+        raw.sendall(head)
+        assert raw.recv(65536).startswith(b"HTTP/1.1 " + code)
+
+
+def test_a_wrong_token_is_told_from_none():
+    with Running(FakePolicy(), token=TOKEN) as server:
+        with pytest.raises(RemoteError, match="a token is needed"):
+            RemotePolicy(server.url)
+        with pytest.raises(RemoteError, match="not the one this server was started with"):
+            RemotePolicy(server.url, token="another battery")
+
+
+def test_tcp_notices_robots_that_lost_power_or_network():
+    with Running(FakePolicy()) as server, RemotePolicy(server.ready() and server.url):
+        (connection,) = server.server._connections
+        held = connection._socket.transport.get_extra_info("socket")
+        assert held.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            assert held.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
 
 
 def test_a_websocket_without_the_token_is_turned_away_at_the_door():

@@ -25,13 +25,18 @@ from innerloop.serve.server import Server
 HERE = Path(__file__).parent
 TINY = HERE.parents[2] / "examples" / "checkpoints" / "tiny-pi05"
 PROGRAM = """
-import pathlib, sys
+import pathlib, sys, time
 from serving_fakes import FakePolicy
+from innerloop.contract.errors import InnerloopError
 from innerloop.serve.access import ServeOptions
 from innerloop.serve.server import run_server
 
 def load():
     text = pathlib.Path("weights").read_text()
+    if text == "slow":
+        time.sleep(60)
+    if text == "unknown":
+        raise InnerloopError("the checkpoint names no family; give one")
     if text == "broken":
         raise RuntimeError("the weights are broken")
     return FakePolicy(delay=float(sys.argv[2]), bias=float(text))
@@ -55,6 +60,15 @@ def health(port):
             return error.code
     except OSError:
         return None
+
+
+def health_text(port):
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2).close()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read().decode()
+    return ""
 
 
 @pytest.fixture
@@ -106,6 +120,26 @@ def test_a_policy_that_cannot_be_loaded_ends_the_process_with_the_reason(process
     _, errors = server.communicate(timeout=30)
     assert server.returncode == 1
     assert "the weights are broken" in errors
+
+
+def test_an_error_with_a_remedy_is_said_without_a_trace(process):
+    server, _ = process(weights="unknown")
+    _, errors = server.communicate(timeout=30)
+    assert server.returncode == 1
+    before_the_raise = errors.partition("failed\n")[0]
+    assert "the policy could not be made ready" in before_the_raise
+    assert "Traceback" not in before_the_raise
+
+
+def test_a_second_signal_ends_a_server_that_still_loads(process):
+    server, port = process(weights="slow")
+    wait_until(lambda: health(port) == 503, 30)
+    server.send_signal(signal.SIGTERM)
+    wait_until(lambda: server.poll() is not None or "draining" in health_text(port), 10)
+    assert server.poll() is None  # it waits for the loader
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(5) == -signal.SIGTERM
+    assert "a second signal ends at once" in server.stderr.read()
 
 
 def test_a_failed_warm_up_is_told_to_clients_that_wait():

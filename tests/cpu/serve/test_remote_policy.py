@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from serving_fakes import FakePolicy, Running, expected, observation
+from websockets.sync.server import serve
 
 from innerloop.client import AsyncRemotePolicy, ConnectionFailed, Previous, RemoteError, RemotePolicy
 
@@ -131,6 +132,41 @@ def test_it_gives_up_with_a_reason():
         port = probe.getsockname()[1]
     with pytest.raises(ConnectionFailed, match=f"127.0.0.1:{port} could not be reached within 0.5 s"):
         RemotePolicy(f"ws://127.0.0.1:{port}", patience=0.5)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "127.0.0.1:8000", "ws://127.0.0.1:99999"])
+def test_what_is_no_address_is_said_at_once(url):
+    with pytest.raises(RemoteError, match=r"is no address; give ws://HOST:PORT"):
+        RemotePolicy(url)
+
+    async def ask():
+        await AsyncRemotePolicy(url).connect()
+
+    with pytest.raises(RemoteError, match=r"is no address; give ws://HOST:PORT"):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize("greeting", [b"\xc1", b"\x05"])
+def test_a_server_of_something_else_is_said_to_be_one(greeting):
+    def greet(connection):
+        connection.send(greeting)
+
+    with serve(greet, "127.0.0.1", 0) as other:
+        threading.Thread(target=other.serve_forever).start()
+        with pytest.raises(RemoteError, match="no openpi or innerloop server"):
+            RemotePolicy(f"ws://127.0.0.1:{other.socket.getsockname()[1]}")
+        other.shutdown()
+
+
+def test_a_refusal_for_the_rate_finds_its_request():
+    async def ask(url):
+        async with AsyncRemotePolicy(url, patience=5) as policy:
+            asked = (policy.infer(observation(number), session=f"s{number}") for number in range(8))
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    with Running(FakePolicy(), rate=3) as server:
+        answers = asyncio.run(ask(server.ready() and server.url))
+    assert [getattr(answer, "code", "ok") for answer in answers] == ["ok"] * 3 + ["rate"] * 5
 
 
 def test_a_message_that_is_too_large_is_refused_once_and_for_all():

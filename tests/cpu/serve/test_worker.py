@@ -199,6 +199,47 @@ def test_silent_sessions_expire(asking):
     wait_until(lambda: one.policy.open == set())
 
 
+def test_a_session_that_waits_for_an_answer_does_not_expire(asking):
+    one = asking(FakePolicy(delay=0.2, check=False))
+    one.ask(0, "a")
+    wait_until(lambda: one.policy.calls == 1)
+    one.ask(1, "b")
+    one.worker.expire(0.0)
+    assert one.wait(2) == {0: "ok", 1: "ok"}
+
+
+def test_a_client_that_keeps_renaming_its_session_makes_room_itself(asking):
+    one = asking(FakePolicy(), capacity=3)
+    for number, name in enumerate(("keeper", "other")):
+        one.ask(number, name)
+        one.wait(number + 1)
+    for number in range(2, 12):
+        one.ask(number, f"episode-{number}", client="renaming")
+        one.wait(number + 1)
+    assert set(one.wait(12).values()) == {"ok"}
+    assert [session.name for session in one.worker.sessions()] == ["keeper", "other", "episode-11"]
+    wait_until(lambda: one.policy.open == {"keeper", "other", "episode-11"})
+    one.ask(12, "new", client="new")
+    assert one.wait(13)[12] == "busy"
+
+
+def test_one_slow_batch_is_forgotten_in_time(asking):
+    one = asking(BatchingPolicy(delay=0.0))
+    one.worker._seconds.update({2: 10.0})
+    for number in range(400):
+        one.ask(number, "a")
+        one.wait(number + 1)
+    assert one.worker._seconds[2] < 0.01
+
+
+def test_limits_of_another_robot_are_refused_before_the_first_request(asking):
+    limits = ActionLimits(position=np.zeros((6, 2)))
+    worker = Worker(FakePolicy, Metrics(), limits=limits)
+    worker.start()
+    wait_until(lambda: worker.state is State.FAILED)
+    assert "(6, 2)" in str(worker.failure)
+
+
 def test_limits_refuse_or_clamp_before_anything_is_sent(asking):
     bounds = np.stack([np.full(7, -0.5), np.full(7, 0.5)], axis=1)
     one = asking(FakePolicy(), limits=ActionLimits(position=bounds))
