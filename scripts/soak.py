@@ -1,7 +1,8 @@
 """Mixed load on a served policy: robots in a closed loop, sessions cut off, and messages meant to harm.
 
 `python scripts/soak.py --minutes 10` prints one JSON object and exits with 1 unless every good answer was right,
-every bad message was refused, and sessions and memory are back where they were.
+every bad message was refused, and sessions and memory are back where they were. `--warm-up 60` begins with a policy
+that takes so many seconds to load, and robots that connect at once and must all stay and be answered.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -28,6 +30,8 @@ from innerloop.client.packing import pack, unpack
 
 ROBOTS = 8
 DEADLINE_MS = 250.0
+WAITING = 16  # robots that wait for the warm-up
+LONGEST_PING = 0.1  # seconds
 TOKEN = "soak-token-0123456789"
 MAX_MESSAGE = 4 << 20
 ALLOWED_GROWTH = 16 << 20  # bytes of resident memory between a tenth of the time and the end
@@ -61,12 +65,16 @@ def answer(observation: Mapping[str, Any], seed: int) -> np.ndarray:
     return actions.astype(np.float32)
 
 
-def serve(port: int) -> None:
-    """The server's process."""
+def serve(port: int, warm_up: float) -> None:
+    """The server's process; its policy takes `warm_up` seconds to load."""
     from innerloop.serve.access import ServeOptions
     from innerloop.serve.server import run_server
 
-    run_server(Echo, ServeOptions(port=port, token=TOKEN, max_message=MAX_MESSAGE, rate=2000))
+    def load() -> Echo:
+        time.sleep(warm_up)
+        return Echo()
+
+    run_server(load, ServeOptions(port=port, token=TOKEN, max_message=MAX_MESSAGE, rate=2000))
 
 
 class Soak:
@@ -251,15 +259,55 @@ def hostile(random: np.random.Generator) -> dict[str, bytes]:
     }
 
 
-def soak(seconds: float) -> dict[str, Any]:
-    """Start a server, load it for so long, stop it; returns the account."""
+async def wait_warm(port: int, seconds: float) -> dict[str, Any]:
+    """WAITING robots on a server that warms for so long: all stay, pings are answered, and so is each robot."""
+    faults: list[str] = []
+    begun = time.monotonic()
+    robots = [asyncio.create_task(wait_as_robot(port, number)) for number in range(WAITING)]
+    longest = 0.0
+    headers = {"Authorization": f"Api-Key {TOKEN}"}
+    async with connect(f"ws://127.0.0.1:{port}", ping_interval=None, additional_headers=headers) as other:
+        while time.monotonic() < begun + 0.8 * seconds:
+            started = time.monotonic()
+            await (await other.ping())
+            longest = max(longest, time.monotonic() - started)
+            early = [robot for robot in robots if robot.done()]
+            if early:
+                faults.append(f"{len(early)} robots were answered or cut off during the warm-up")
+                break
+            await asyncio.sleep(min(1.0, seconds / 20))
+    if longest > LONGEST_PING:
+        faults.append(f"a ping took {longest * 1000:.0f} ms during the warm-up")
+    answered = await asyncio.gather(*robots, return_exceptions=True)
+    faults += [f"robot {number}: {result}" for number, result in enumerate(answered) if result is not True]
+    return {"warm_up_s": time.monotonic() - begun, "robots": answered.count(True), "ping_ms": longest * 1000,
+            "faults": faults}  # fmt: skip
+
+
+async def wait_as_robot(port: int, number: int) -> bool:
+    """Connect as openpi's client does, with its pings, wait for the greeting, ask once; whether it was right."""
+    headers = {"Authorization": f"Api-Key {TOKEN}"}
+    seen = observation(np.random.default_rng(number))
+    async with connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None, additional_headers=headers) as robot:
+        await robot.recv()
+        await robot.send(pack({**seen, "seed": number}))
+        content = unpack(await robot.recv())  # type: ignore[arg-type]
+    return bool(np.array_equal(content["actions"], answer(seen, number)))
+
+
+def soak(seconds: float, warm_up: float = 0.0) -> dict[str, Any]:
+    """Start a server, let robots wait for its warm-up, load it for so long, stop it; returns the account."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    server = subprocess.Popen([sys.executable, __file__, "--serve", str(port)])
+    server = subprocess.Popen([sys.executable, __file__, "--serve", str(port), "--warm-up", str(warm_up)])
     try:
-        wait_for(port)
+        wait_for(port, "warming" if warm_up else "OK")
+        warmed = asyncio.run(wait_warm(port, warm_up)) if warm_up else None
         account = asyncio.run(Soak(port, server.pid, seconds).run())
+        if warmed is not None:
+            account["faults"] += warmed.pop("faults")
+            account["warm_up"] = warmed
         server.terminate()
         account["exit"] = server.wait(30)
         if account["exit"] != 0:
@@ -270,16 +318,22 @@ def soak(seconds: float) -> dict[str, Any]:
     return account
 
 
-def wait_for(port: int) -> None:
-    """Until the server is ready. Raises TimeoutError after 60 s."""
+def wait_for(port: int, state: str) -> None:
+    """Until the server's health is `state`. Raises TimeoutError after 60 s."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
-            with urlopen(f"http://127.0.0.1:{port}/healthz"):
-                return
+            with urlopen(f"http://127.0.0.1:{port}/healthz") as page:
+                text = page.read().decode()
+        except HTTPError as error:
+            with error:
+                text = error.read().decode()
         except OSError:
-            time.sleep(0.1)
-    raise TimeoutError("the server did not become ready within 60 s")
+            text = ""
+        if text.strip() == state:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"the server did not become {state} within 60 s")
 
 
 def main() -> int:
@@ -287,11 +341,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--warm-up", type=float, default=0.0, metavar="SECONDS", help="how long the policy loads")
     arguments = parser.parse_args()
     if arguments.serve is not None:
-        serve(arguments.serve)
+        serve(arguments.serve, arguments.warm_up)
         return 0
-    account = soak(arguments.minutes * 60)
+    account = soak(arguments.minutes * 60, arguments.warm_up)
     print(json.dumps(account, indent=2))
     return 1 if account["faults"] else 0
 
