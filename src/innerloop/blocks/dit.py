@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from innerloop.blocks import affine
 from innerloop.blocks.siglip import Shares
 from innerloop.blocks.stack import Stack
 from innerloop.kernels import activation, attention, linear, norm, skinny
@@ -29,6 +30,7 @@ TIME_CHANNELS = 256  # its TimestepEncoder
 COLUMNS = 128  # a warp of the few-row kernels multiplies this many columns of a weight
 # Read in float32 at any precision: they are applied once a checkpoint.
 FLOAT32 = ("modulation_*", "time_*")
+BLOCK = {"out_": "attn1.to_out.0.", "up_": "ff.net.0.proj.", "down_": "ff.net.2."}
 
 
 @dataclass(frozen=True)
@@ -230,21 +232,16 @@ def waves(times: torch.Tensor) -> torch.Tensor:
 
 def names(sizes: DiTSizes, theirs: str, ours: str) -> dict[str, tuple[str, ...]]:
     """Our parameter names -> those of diffusers-style checkpoints (GR00T, StarVLA): `theirs` ends before `transformer_blocks`."""
-    found: dict[str, tuple[str, ...]] = {}
-    block = [f"{theirs}transformer_blocks.{i}." for i in range(sizes.depth)]
-    norms = [f"{name}norm1.linear." for name in block] + ([f"{theirs}proj_out_1."] if sizes.output else [])
-    embedder = f"{theirs}timestep_encoder.timestep_embedder."
-    for kind in ("weight", "bias"):
-        found[f"{ours}time_in_{kind}"] = (f"{embedder}linear_1.{kind}",)
-        found[f"{ours}time_out_{kind}"] = (f"{embedder}linear_2.{kind}",)
-        found[f"{ours}modulation_{kind}"] = tuple(f"{name}{kind}" for name in norms)
-        found[f"{ours}kv_{kind}"] = tuple(f"{block[i]}attn1.to_{p}.{kind}" for i in sizes.cross_blocks for p in "kv")
-        if sizes.output:
-            found[f"{ours}head_{kind}"] = (f"{theirs}proj_out_2.{kind}",)
-        for i, name in enumerate(block):
-            mine = f"{ours}blocks.{i}."
-            found[f"{mine}q_{kind}"] = tuple(f"{name}attn1.to_{p}.{kind}" for p in ("q" if sizes.crosses(i) else "qkv"))
-            found[f"{mine}out_{kind}"] = (f"{name}attn1.to_out.0.{kind}",)
-            found[f"{mine}up_{kind}"] = (f"{name}ff.net.0.proj.{kind}",)
-            found[f"{mine}down_{kind}"] = (f"{name}ff.net.2.{kind}",)
+    blocks = [f"transformer_blocks.{i}." for i in range(sizes.depth)]
+    norms = (*(f"{block}norm1.linear." for block in blocks), *(("proj_out_1.",) if sizes.output else ()))
+    whole: dict[str, Sequence[str]] = {
+        "time_in_": "timestep_encoder.timestep_embedder.linear_1.",
+        "time_out_": "timestep_encoder.timestep_embedder.linear_2.",
+        "modulation_": norms,
+        "kv_": tuple(f"{blocks[i]}attn1.to_{part}." for i in sizes.cross_blocks for part in "kv"),
+    }
+    found = affine.names(whole | ({"head_": "proj_out_2."} if sizes.output else {}), theirs, ours)
+    for i, block in enumerate(blocks):
+        own = {"q_": tuple(f"attn1.to_{part}." for part in ("q" if sizes.crosses(i) else "qkv")), **BLOCK}
+        found |= affine.names(own, f"{theirs}{block}", f"{ours}blocks.{i}.")
     return found

@@ -5,6 +5,7 @@ import torch
 from innerloop.kernels import euler, timestep
 
 MAX_GAIN = 10.0  # LeRobot 0.6.1 RTCConfig.max_guidance_weight
+Affine = tuple[torch.Tensor, torch.Tensor]  # weight [N, K] and bias [N]
 
 
 def times(steps: int, device: torch.device) -> torch.Tensor:
@@ -16,6 +17,17 @@ def times(steps: int, device: torch.device) -> torch.Tensor:
 def time_embedding(steps: int, width: int, periods: tuple[float, float], device: torch.device) -> torch.Tensor:
     """float32 [steps, width] sines then cosines of log-spaced periods (openpi create_sinusoidal_pos_embedding)."""
     return timestep.sincos(times(steps, device), width, *periods)
+
+
+def folded(time: torch.Tensor, inner: Affine, mix: Affine) -> tuple[torch.Tensor, torch.Tensor]:
+    """mix [D, 2 D] of (inner [D, A] of an action, time [steps, D]) -> [steps, D] to add, [D, A] for the action; float64.
+
+    No activation stands between the two products, so the action half of `mix` takes `inner` in.
+    """
+    (inner_weight, inner_bias), (mix_weight, mix_bias) = ((w.double(), b.double()) for w, b in (inner, mix))
+    action_half, time_half = mix_weight.tensor_split(2, dim=1)
+    constant = action_half @ inner_bias + mix_bias
+    return time.double() @ time_half.T + constant, action_half @ inner_weight
 
 
 def gains(steps: int, largest: float = MAX_GAIN) -> list[float]:

@@ -1,5 +1,6 @@
 """Checkpoint names of the shared towers, as openpi and LeRobot write them (without the leading `model.`)."""
 
+from innerloop.blocks import affine
 from innerloop.blocks.sizes import DecoderSizes, VisionSizes
 
 Names = dict[str, tuple[str, ...]]
@@ -16,6 +17,14 @@ PREFIXES = (
     (f"{PALIGEMMA}multi_modal_projector.", f"{PALIGEMMA}model.multi_modal_projector."),
 )
 EMBEDDING = f"{PALIGEMMA}model.language_model.embed_tokens.weight"
+SIGLIP = {
+    "norm1_": "layer_norm1.",
+    "qkv_": tuple(f"self_attn.{part}_proj." for part in "qkv"),
+    "out_": "self_attn.out_proj.",
+    "norm2_": "layer_norm2.",
+    "up_": "mlp.fc1.",
+    "down_": "mlp.fc2.",
+}
 TIES = {EMBEDDING: f"{PALIGEMMA}lm_head.weight"}
 
 
@@ -37,27 +46,11 @@ def unused(language: DecoderSizes) -> tuple[str, ...]:
 def siglip(sizes: VisionSizes, ours: str) -> Names:
     """Names of blocks.siglip.Siglip, projector included."""
     base = f"{PALIGEMMA}model.vision_tower.vision_model."
-    projector = f"{PALIGEMMA}model.multi_modal_projector.linear."
-    names: Names = {
-        f"{ours}patch_weight": (f"{base}embeddings.patch_embedding.weight",),
-        f"{ours}patch_bias": (f"{base}embeddings.patch_embedding.bias",),
-        f"{ours}position": (f"{base}embeddings.position_embedding.weight",),
-        f"{ours}norm_weight": (f"{base}post_layernorm.weight",),
-        f"{ours}norm_bias": (f"{base}post_layernorm.bias",),
-        f"{ours}projector_weight": (f"{projector}weight",),
-        f"{ours}projector_bias": (f"{projector}bias",),
-    }
+    names: Names = {f"{ours}position": (f"{base}embeddings.position_embedding.weight",)}
+    names |= affine.names({"patch_": "embeddings.patch_embedding.", "norm_": "post_layernorm."}, base, ours)
+    names |= affine.names({"projector_": "linear."}, f"{PALIGEMMA}model.multi_modal_projector.", ours)
     for i in range(sizes.layers):
-        theirs, mine = f"{base}encoder.layers.{i}.", f"{ours}layers.{i}."
-        for kind in ("weight", "bias"):
-            names |= {
-                f"{mine}norm1_{kind}": (f"{theirs}layer_norm1.{kind}",),
-                f"{mine}qkv_{kind}": tuple(f"{theirs}self_attn.{p}_proj.{kind}" for p in "qkv"),
-                f"{mine}out_{kind}": (f"{theirs}self_attn.out_proj.{kind}",),
-                f"{mine}norm2_{kind}": (f"{theirs}layer_norm2.{kind}",),
-                f"{mine}up_{kind}": (f"{theirs}mlp.fc1.{kind}",),
-                f"{mine}down_{kind}": (f"{theirs}mlp.fc2.{kind}",),
-            }
+        names |= affine.names(SIGLIP, f"{base}encoder.layers.{i}.", f"{ours}layers.{i}.")
     return names
 
 

@@ -3,19 +3,14 @@
 A graph cannot stop early: `answer` tokens are always decoded, and the host cuts at the first that ends the turn.
 """
 
-from collections import deque
-from collections.abc import Mapping
-
 import torch
 
 from innerloop.blocks import qwen3_vl
 from innerloop.blocks.qwen3 import Qwen3, Qwen3Head, Qwen3Sizes, Reading, rotary
-from innerloop.blocks.qwen3_vl import LANGUAGE_READS
+from innerloop.blocks.qwen3_vl import LANGUAGE_READS, Tensors
 from innerloop.contract import Buffer, Role, Stage
 from innerloop.kernels import embedding
 from innerloop.process.qwen3vl import Slots
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def buffers(s: Qwen3Sizes, slots: Slots, answer: int, batch: int, dtype: torch.dtype) -> list[Buffer]:
@@ -36,7 +31,7 @@ def context_stage(language: Qwen3, head: Qwen3Head, capacity: int) -> Stage:
 
     def run(b: Tensors) -> None:
         cache = (b["keys"], b["values"])
-        hidden = deque(qwen3_vl.outputs(b, language, capacity, cache), maxlen=1).pop()
+        hidden = qwen3_vl.last(qwen3_vl.outputs(b, language, capacity, cache))
         last = (b["prompt_length"].long() - 1)[..., None].expand(-1, -1, hidden.shape[-1])
         logits = head(hidden.gather(1, last), language.embedding)
         b["first_token"].copy_(logits.argmax(-1))

@@ -1,9 +1,20 @@
 """Checkpoint names of Qwen3 and Qwen3-VL, as transformers writes them; `theirs` is what stands before each tower."""
 
+from innerloop.blocks import affine
 from innerloop.blocks.qwen3 import Qwen3Sizes
 from innerloop.blocks.qwen3_vision import Qwen3VisionSizes
 
 Names = dict[str, tuple[str, ...]]
+
+VISION = {
+    "norm1_": "norm1.",
+    "qkv_": "attn.qkv.",
+    "out_": "attn.proj.",
+    "norm2_": "norm2.",
+    "up_": "mlp.linear_fc1.",
+    "down_": "mlp.linear_fc2.",
+}
+MERGER = {"norm_": "norm.", "up_": "linear_fc1.", "down_": "linear_fc2."}
 
 
 def language(sizes: Qwen3Sizes, theirs: str, ours: str) -> Names:
@@ -35,24 +46,10 @@ def head(sizes: Qwen3Sizes, theirs: str, lm_head: str, ours: str) -> Names:
 def vision(sizes: Qwen3VisionSizes, theirs: str, ours: str) -> Names:
     """Names of blocks.qwen3_vision.Qwen3Vision: `theirs` ends before `patch_embed`."""
     names: Names = {f"{ours}position": (f"{theirs}pos_embed.weight",)}
-    for kind in ("weight", "bias"):
-        names[f"{ours}patch_{kind}"] = (f"{theirs}patch_embed.proj.{kind}",)
-        names |= _merger(f"{theirs}merger.", f"{ours}merger.", kind)
-        for i in range(len(sizes.deepstack)):
-            names |= _merger(f"{theirs}deepstack_merger_list.{i}.", f"{ours}deepstack.{i}.", kind)
-        for i in range(sizes.layers):
-            block, mine = f"{theirs}blocks.{i}.", f"{ours}layers.{i}."
-            names |= {
-                f"{mine}norm1_{kind}": (f"{block}norm1.{kind}",),
-                f"{mine}qkv_{kind}": (f"{block}attn.qkv.{kind}",),
-                f"{mine}out_{kind}": (f"{block}attn.proj.{kind}",),
-                f"{mine}norm2_{kind}": (f"{block}norm2.{kind}",),
-                f"{mine}up_{kind}": (f"{block}mlp.linear_fc1.{kind}",),
-                f"{mine}down_{kind}": (f"{block}mlp.linear_fc2.{kind}",),
-            }
+    names |= affine.names({"patch_": "patch_embed.proj."}, theirs, ours)
+    names |= affine.names(MERGER, f"{theirs}merger.", f"{ours}merger.")
+    for i in range(len(sizes.deepstack)):
+        names |= affine.names(MERGER, f"{theirs}deepstack_merger_list.{i}.", f"{ours}deepstack.{i}.")
+    for i in range(sizes.layers):
+        names |= affine.names(VISION, f"{theirs}blocks.{i}.", f"{ours}layers.{i}.")
     return names
-
-
-def _merger(theirs: str, ours: str, kind: str) -> Names:
-    parts = (("norm", "norm"), ("up", "linear_fc1"), ("down", "linear_fc2"))
-    return {f"{ours}{mine}_{kind}": (f"{theirs}{name}.{kind}",) for mine, name in parts}

@@ -1,5 +1,6 @@
 """Qwen3-VL as stages: grids and lengths -> layout, pixels -> visual tokens, tokens -> every layer's output."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 from innerloop.blocks import qwen3_names
 from innerloop.blocks.qwen3 import Qwen3, Qwen3Sizes, Reading, rotary
 from innerloop.blocks.qwen3_vision import Grid, Qwen3Vision, Qwen3VisionSizes
+from innerloop.blocks.sizes import positive
 from innerloop.contract import Buffer, CheckpointError, Role, Stage
 from innerloop.kernels import embedding
 from innerloop.process.qwen3vl import Slots
@@ -61,15 +63,15 @@ def read_language(text: Mapping[str, Any], tied: bool) -> Qwen3Sizes:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "mrope"):
         raise CheckpointError(f"config.json asks for rope_type '{kind}'; only the default rotary embedding is known")
-    heads, half = _whole(text, "num_attention_heads"), int(text.get("head_dim") or 128) // 2
+    heads, half = positive(text, "num_attention_heads"), int(text.get("head_dim") or 128) // 2
     return Qwen3Sizes(
-        width=_whole(text, "hidden_size"),
-        depth=_whole(text, "num_hidden_layers"),
-        mlp_dim=_whole(text, "intermediate_size"),
+        width=positive(text, "hidden_size"),
+        depth=positive(text, "num_hidden_layers"),
+        mlp_dim=positive(text, "intermediate_size"),
         heads=heads,
         kv_heads=int(text.get("num_key_value_heads") or heads),
         head_dim=2 * half,
-        vocab_size=_whole(text, "vocab_size"),
+        vocab_size=positive(text, "vocab_size"),
         rope_theta=float(rope.get("rope_theta") or text.get("rope_theta") or 1e6),
         sections=_sections(rope.get("mrope_section") or (half, 0, 0)),
         eps=float(text.get("rms_norm_eps", 1e-6)),
@@ -79,17 +81,17 @@ def read_language(text: Mapping[str, Any], tied: bool) -> Qwen3Sizes:
 
 def read_vision(vision: Mapping[str, Any]) -> Qwen3VisionSizes:
     """Sizes from a vision_config."""
-    patch, places = _whole(vision, "patch_size"), _whole(vision, "num_position_embeddings")
+    patch, places = positive(vision, "patch_size"), positive(vision, "num_position_embeddings")
     return Qwen3VisionSizes(
-        hidden_size=_whole(vision, "hidden_size"),
-        intermediate_size=_whole(vision, "intermediate_size"),
-        layers=_whole(vision, "depth"),
-        heads=_whole(vision, "num_heads"),
+        hidden_size=positive(vision, "hidden_size"),
+        intermediate_size=positive(vision, "intermediate_size"),
+        layers=positive(vision, "depth"),
+        heads=positive(vision, "num_heads"),
         patch_size=patch,
         image_size=round(places**0.5) * patch,
-        out=_whole(vision, "out_hidden_size"),
-        merge=_whole(vision, "spatial_merge_size"),
-        temporal=_whole(vision, "temporal_patch_size"),
+        out=positive(vision, "out_hidden_size"),
+        merge=positive(vision, "spatial_merge_size"),
+        temporal=positive(vision, "temporal_patch_size"),
         deepstack=tuple(int(i) for i in vision.get("deepstack_visual_indexes", ())),
     )
 
@@ -193,6 +195,11 @@ def outputs(
     yield from language.outputs(x, reading, deepstack)
 
 
+def last(outputs: Iterator[torch.Tensor]) -> torch.Tensor:
+    """The last of them; only one is kept alive at a time."""
+    return deque(outputs, maxlen=1).pop()
+
+
 def sample(sizes: Qwen3VLSizes, slots: Slots, batch: int, length: int) -> dict[str, Any]:
     """Made-up inputs that fill every slot and `length` tokens."""
     rng, merge = np.random.default_rng(0), sizes.vision.merge
@@ -207,13 +214,6 @@ def sample(sizes: Qwen3VLSizes, slots: Slots, batch: int, length: int) -> dict[s
         "visual_rows": rows,
         "prompt_length": np.full((batch, 1), length, np.int32),
     }
-
-
-def _whole(config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or value <= 0:
-        raise CheckpointError(f"config.json {name} is {value!r}; it must be a positive whole number")
-    return value
 
 
 def _sections(values: Any) -> tuple[int, int, int]:

@@ -60,13 +60,27 @@ class Siglip(nn.Module):
         x = linear.linear(patches.flatten(0, 1), self.patch_weight, self.patch_bias)
         first = self.layers[0]
         x, normed = norm.add_layer_norm(x, self.position, first.norm1_weight, first.norm1_bias, EPS)
-        following = [(n.norm1_weight, n.norm1_bias) for n in list(self.layers)[1:]] + [
-            (self.norm_weight, self.norm_bias)
-        ]
-        for layer, (weight, bias) in zip(self.layers, following, strict=True):
-            delta, left = layer.attend(normed)
-            x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, EPS, left)
-            delta, left = layer.mlp(normed)
-            x, normed = norm.add_layer_norm(x, delta, weight, bias, EPS, left)
+        _, normed = encoded(self.layers, x, normed, EPS, after=(self.norm_weight, self.norm_bias))
         projected = linear.linear(normed, self.projector_weight, self.projector_bias)
         return projected.view(batch, cameras * tokens, -1)
+
+
+def encoded(
+    layers: Stack[SiglipLayer],
+    x: torch.Tensor,
+    normed: torch.Tensor,
+    eps: float,
+    after: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    valid: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [I, T, D] and what layer 0 reads of it -> the sum after the last layer, and its layer norm by `after`.
+
+    valid int32 [I, T]: the keys that count.
+    """
+    following = [(layer.norm1_weight, layer.norm1_bias) for layer in list(layers)[1:]]
+    for layer, (weight, bias) in zip(layers, [*following, after], strict=True):
+        delta, left = layer.attend(normed, valid)
+        x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, eps, left)
+        delta, left = layer.mlp(normed)
+        x, normed = norm.add_layer_norm(x, delta, weight, bias, eps, left)
+    return x, normed

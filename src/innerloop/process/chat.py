@@ -4,9 +4,8 @@ import functools
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,21 +14,10 @@ from innerloop.process.cameras import Cameras
 from innerloop.process.crop import Framing
 from innerloop.process.image import ImageSpec, to_frame
 from innerloop.process.pipeline import Context, Draft
-from innerloop.process.qwen3vl import Encoder, ImageRules
+from innerloop.process.qwen3vl import Encoder
 
 DEFAULT_TASK = "Perform the task."  # LeRobot 0.6.1 groot/utils.py, where there is no instruction
 _PUNCTUATION = re.compile(r"[^\w\s]")
-
-
-class Patches(Protocol):
-    """How a vision tower cuts images."""
-
-    @property
-    def patch_size(self) -> int: ...
-    @property
-    def merge(self) -> int: ...
-    @property
-    def temporal(self) -> int: ...
 
 
 def framing(settings: Mapping[str, Any]) -> Framing:
@@ -43,13 +31,6 @@ def framing(settings: Mapping[str, Any]) -> Framing:
     edge = int(known.get("shortest_image_edge") or tall)
     area, letterbox = bool(settings.get("use_albumentations")), bool(settings.get("letter_box_transform"))
     return Framing((int(tall), int(wide)), edge, float(fraction), area, letterbox)
-
-
-def image_rules(directory: Path, vision: Patches) -> ImageRules:
-    """preprocessor_config.json where the directory has the backbone's, else Qwen3-VL's own; the tower's patches."""
-    file = directory / "preprocessor_config.json"
-    found = ImageRules.read(file) if file.is_file() else ImageRules()
-    return replace(found, patch=vision.patch_size, merge=vision.merge, temporal=vision.temporal)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from innerloop.contract import CheckpointError, Previous
 from innerloop.process import modality
 from innerloop.process.build import Edge
 from innerloop.process.cameras import Cameras
-from innerloop.process.chat import ChatStep, Patches, framing, image_rules
+from innerloop.process.chat import ChatStep, framing
 from innerloop.process.crop import Framing
 from innerloop.process.guidance import holds
 from innerloop.process.image import ImageSpec
 from innerloop.process.modality import Group
 from innerloop.process.pipeline import Context, LimitStep, Pipeline, Processor, Widths
-from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots, Special
+from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Patches, Slots, Special, image_rules
 from innerloop.process.synthetic import token_a_word
 from innerloop.weights import Checkpoint
 from innerloop.weights.embodiments import Embodiment, embodiment
@@ -63,7 +63,7 @@ def embodied_processor(sizes: Sizes, checkpoint: Checkpoint, edge: Edge) -> Proc
     found = embodiment(checkpoint)
     encoder = Encoder(
         ChatTokenizer.open(tokenizer),
-        image_rules(checkpoint.path, sizes.vision),
+        image_rules([checkpoint.path], sizes.vision),
         sizes.slots,
         answer=False,
     )

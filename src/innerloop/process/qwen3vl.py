@@ -4,11 +4,11 @@ import functools
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -76,6 +76,24 @@ class ImageRules:
         return np.ascontiguousarray(ordered), (rows, columns)
 
 
+class Patches(Protocol):
+    """How a vision tower cuts images."""
+
+    @property
+    def patch_size(self) -> int: ...
+    @property
+    def merge(self) -> int: ...
+    @property
+    def temporal(self) -> int: ...
+
+
+def image_rules(places: Iterable[Path | None], vision: Patches) -> ImageRules:
+    """preprocessor_config.json of the first directory that has one, else Qwen3-VL's own; the tower's patches."""
+    files = (place / "preprocessor_config.json" for place in places if place is not None)
+    found = next((ImageRules.read(file) for file in files if file.is_file()), ImageRules())
+    return replace(found, patch=vision.patch_size, merge=vision.merge, temporal=vision.temporal)
+
+
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """uint8 [H, W, 3] -> [height, width, 3], bicubic and antialiased: the bytes of transformers' fast image processor.
 
@@ -94,6 +112,11 @@ class Slots:
     images: int
     patches: int
     tokens: int
+
+    @classmethod
+    def of(cls, images: int, patches: int, merge: int, text: int) -> "Slots":
+        """With tokens for the images, two marks around each, and `text`."""
+        return cls(images, patches, images * (patches // merge**2 + 2) + text)
 
     def image_tokens(self, merge: int) -> int:
         """Rows of visual tokens over all slots."""

@@ -19,7 +19,7 @@ from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots,
 from innerloop.process.recipe import STATE
 from innerloop.process.state import discretize
 from innerloop.weights import Checkpoint
-from innerloop.weights.starvla import base_model
+from innerloop.weights.starvla import base_model, data_section
 
 FIRST_ACTION, END = "<robot_action_0>", "<|im_end|>"
 PLACEHOLDER = "\U0001f50d"  # starVLA QwenOFT.py action_token
@@ -53,8 +53,7 @@ ROBOTS = {
 
 def read_robot(run: Mapping[str, Any], tag: str) -> Robot:
     """From the run's own `innerloop` section, else from what is known of its data. Raises CheckpointError."""
-    data = (run.get("datasets") or {}).get("vla_data") or {}
-    mix, own = str(data.get("data_mix") or ""), dict(run.get("innerloop") or {})
+    mix, own = str(data_section(run).get("data_mix") or ""), dict(run.get("innerloop") or {})
     known = ROBOTS.get("libero" if mix.startswith("libero") else tag)
     if known is None and not {"cameras", "action"} <= set(own):
         raise CheckpointError(

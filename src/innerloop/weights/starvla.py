@@ -13,6 +13,7 @@ from innerloop.weights.processors import Statistics
 from innerloop.weights.source import TensorSource, open_tensor_file, read_json
 
 _STEP = re.compile(r"steps_(\d+)")
+_ALIASES = {"QwenFM": "QwenPI", "QwenFAST": "QwenFast"}
 _FEATURES = {"state": "observation.state", "action": "action"}
 
 
@@ -36,6 +37,17 @@ def read_run(run: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("framework"), dict):
         raise CheckpointError(f"{path} has no 'framework' section; it is not a starVLA training configuration")
     return content
+
+
+def framework_name(config: Mapping[str, Any]) -> str:
+    """The framework of a run's config.yaml by its present name."""
+    name = str(config["framework"].get("name"))
+    return _ALIASES.get(name, name)
+
+
+def data_section(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.yaml says of the training data, empty where it says nothing."""
+    return dict((config.get("datasets") or {}).get("vla_data") or {})
 
 
 def base_model(run: Path, config: Mapping[str, Any]) -> tuple[str, Path | None]:

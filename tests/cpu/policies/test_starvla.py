@@ -16,6 +16,7 @@ from innerloop.blocks.dit import DiT
 from innerloop.contract import CheckpointError, ObservationError, Previous
 from innerloop.engine import LoadedPolicy
 from innerloop.policies import FAMILIES
+from innerloop.policies.starvla.config import ANSWER
 from innerloop.process.fast import AnswerError, cosines
 from innerloop.process.pipeline import Context
 from innerloop.process.starvla import Scale
@@ -155,7 +156,7 @@ def test_published_size_takes_a_made_up_observation(name: str) -> None:
     assert 0 < prepared.context.prompt_tokens <= config.prompt_capacity
     sample = family.sample(config, 1, config.prompt_capacity)
     assert set(prepared.inputs) | {"noise"} == set(sample)
-    made_up = np.arange(config.answer, dtype=np.int32) if name == "starvla-fast" else np.zeros((16, 7), np.float32)
+    made_up = np.arange(ANSWER, dtype=np.int32) if name == "starvla-fast" else np.zeros((16, 7), np.float32)
     assert processor.finish(made_up, prepared.context).shape == (16, 7)
 
 

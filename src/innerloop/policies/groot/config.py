@@ -9,10 +9,10 @@ from innerloop.blocks.dit import DiTSizes
 from innerloop.blocks.qwen3 import Qwen3Sizes
 from innerloop.blocks.qwen3_vision import Qwen3VisionSizes
 from innerloop.blocks.qwen3_vl import Qwen3VLSizes
-from innerloop.blocks.sizes import VisionSizes
+from innerloop.blocks.sizes import VisionSizes, positive
 from innerloop.contract import CheckpointError
-from innerloop.process.chat import framing, image_rules
-from innerloop.process.qwen3vl import Slots
+from innerloop.process.chat import framing
+from innerloop.process.qwen3vl import Slots, image_rules
 from innerloop.weights import Checkpoint
 from innerloop.weights.embodiments import embodiment
 
@@ -77,9 +77,8 @@ class GrootConfig:
     @property
     def slots(self) -> Slots:
         """Room for images and tokens."""
-        images = len(self.cameras) * self.frames
-        per_image = self.patches // self.backbone.vision.merge**2 + 2
-        return Slots(images, self.patches, images * per_image + CHAT_TOKENS + self.text_capacity)
+        images, merge = len(self.cameras) * self.frames, self.backbone.vision.merge
+        return Slots.of(images, self.patches, merge, CHAT_TOKENS + self.text_capacity)
 
     @property
     def vision(self) -> Qwen3VisionSizes:
@@ -113,7 +112,7 @@ def read(checkpoint: Checkpoint, horizon: int | None) -> GrootConfig:
     else:
         config = _sized(stated, whole)
     video = found.modality.get("video") or {}
-    rows, columns = image_rules(checkpoint.path, whole.vision).grid(*framing(found.settings).largest(WIDEST))
+    rows, columns = image_rules([checkpoint.path], whole.vision).grid(*framing(found.settings).largest(WIDEST))
     config = replace(
         config,
         cameras=tuple(video.get("modality_keys") or found.cameras),
@@ -150,13 +149,13 @@ def _sized(stated: Mapping[str, Any], whole: Qwen3VLSizes) -> GrootConfig:
         wrong = {name: part[name] for name, value in fixed.items() if part.get(name, value) != value}
         if wrong:
             raise CheckpointError(f"config.json says {wrong}, which is another model than the published GR00T N1.7")
-    width, depth = whole.language.width, _whole(stated, "select_layer")
-    heads, head_dim, layers, output = (_whole(action, name) for name in (*TRANSFORMER, "output_dim"))
+    width, depth = whole.language.width, positive(stated, "select_layer")
+    heads, head_dim, layers, output = (positive(action, name) for name in (*TRANSFORMER, "output_dim"))
     dit = DiTSizes(heads, head_dim, layers, context_width=width, interleave=True, output=output)
-    heads, head_dim, layers = (_whole(refiner, name) for name in TRANSFORMER)
+    heads, head_dim, layers = (positive(refiner, name) for name in TRANSFORMER)
     for name, found, needed in (
         ("vl_self_attention_cfg's width", heads * head_dim, width),
-        ("input_embedding_dim", _whole(stated, "input_embedding_dim"), dit.width),
+        ("input_embedding_dim", positive(stated, "input_embedding_dim"), dit.width),
         ("select_layer", max(depth, whole.language.depth), whole.language.depth),
     ):
         if found != needed:
@@ -167,7 +166,7 @@ def _sized(stated: Mapping[str, Any], whole: Qwen3VLSizes) -> GrootConfig:
         refiner=VisionSizes(width, 4 * width, layers, heads, patch_size=1, image_size=1),
         dit=dit,
         cameras=(),
-        **{ours: _whole(stated, theirs) for ours, theirs in SIZES.items()},
+        **{ours: positive(stated, theirs) for ours, theirs in SIZES.items()},
     )
 
 
@@ -176,10 +175,3 @@ def _part(stated: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(part, Mapping):
         raise CheckpointError(f"config.json has no '{name}'; a GR00T N1.7 checkpoint states it")
     return part
-
-
-def _whole(stated: Mapping[str, Any], name: str) -> int:
-    value = stated.get(name)
-    if not isinstance(value, int) or value <= 0:
-        raise CheckpointError(f"config.json {name} is {value!r}; it must be a positive whole number")
-    return value

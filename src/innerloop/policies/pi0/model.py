@@ -52,14 +52,12 @@ class Pi0(nn.Module):
         return [Modulation(row) for row in self.expert_norms.view(-1, self.config.expert.width).unbind(0)]
 
     def tables(self) -> Tables:
-        """Split W [action; time] of the mixing MLP: the time half is a table, the action half takes W_in in (float64)."""
+        """What depends on weights and step index alone (flow.folded)."""
         width = self.config.expert.width
         time = flow.time_embedding(self.config.steps, width, self.config.periods, self.mix_in_weight.device)
-        action_half, time_half = self.mix_in_weight.double().tensor_split(2, dim=1)
-        constant = action_half @ self.action_in_bias.double() + self.mix_in_bias.double()
-        return Tables(
-            (time.double() @ time_half.T + constant).float(), (action_half @ self.action_in_weight.double()).float()
-        )
+        inner, mix = (self.action_in_weight, self.action_in_bias), (self.mix_in_weight, self.mix_in_bias)
+        added, action = flow.folded(time, inner, mix)
+        return Tables(added.float(), action.float())
 
     def state_pass(
         self, state: torch.Tensor, cache: Cache, rotary: tuple[torch.Tensor, torch.Tensor], start: int

@@ -11,17 +11,17 @@ from innerloop.blocks.qwen3 import Qwen3Sizes
 from innerloop.blocks.qwen3_published import published
 from innerloop.blocks.qwen3_vl import Qwen3VLSizes
 from innerloop.contract import CheckpointError
-from innerloop.process.qwen3vl import ImageRules, Slots
+from innerloop.process.qwen3vl import ImageRules, Slots, image_rules
 from innerloop.process.starvla import Robot, read_robot
 from innerloop.weights import Checkpoint
 from innerloop.weights.source import read_json
-from innerloop.weights.starvla import base_model
+from innerloop.weights.starvla import base_model, data_section, framework_name
 
-ALIASES = {"QwenFM": "QwenPI", "QwenFAST": "QwenFast"}
 LAYERWISE = ("QwenPI", "QwenPI_v3")
 FLOW = (*LAYERWISE, "QwenGR00T")
 TEXT_ROOM = 256  # tokens for template, instruction, state and chat marks
 LARGEST_IMAGE = 1200  # patches of a 640x480 image, where the run does not fix a size
+STEP = 64  # tokens between two captured capacities
 ANSWER = 128  # FAST tokens of one chunk
 # starVLA GR00T_ActionHeader.py DiTConfig: heads, head_dim
 DIT = {"DiT-B": (12, 64), "DiT-L": (32, 48)}
@@ -29,7 +29,7 @@ DIT = {"DiT-B": (12, 64), "DiT-L": (32, 48)}
 
 @dataclass(frozen=True)
 class StarVlaConfig:
-    """One policy. dit: of the flow heads; projected: width of the projections before it, 0 without."""
+    """One policy. dit: of the flow heads, whose contexts have its context_width."""
 
     framework: str
     vlm: Qwen3VLSizes
@@ -48,7 +48,6 @@ class StarVlaConfig:
     future_tokens: int
     positions: int  # rows of the action position table, 0 without
     buckets: int
-    answer: int  # tokens that QwenFast may decode
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -59,6 +58,17 @@ class StarVlaConfig:
     def prompt_capacity(self) -> int:
         """Tokens of the whole sequence, images included."""
         return self.slots.tokens
+
+    @property
+    def layerwise(self) -> bool:
+        """Whether each cross block has a context of its own, from the layer of its index."""
+        return self.framework in LAYERWISE
+
+    @property
+    def projected(self) -> bool:
+        """Whether contexts are projected from the language model's width to another."""
+        compressed = self.dit is not None and self.dit.context_width != self.vlm.language.width
+        return self.framework == "QwenPI_v3" and compressed
 
     @property
     def tokens_mix(self) -> bool:
@@ -78,9 +88,7 @@ class StarVlaConfig:
 
 def framework(checkpoint: Checkpoint) -> str | None:
     """The framework's name, or None for what is no starVLA run."""
-    section = checkpoint.config.get("framework") if checkpoint.layout == "starvla" else None
-    name = section.get("name") if isinstance(section, Mapping) else None
-    return None if name is None else ALIASES.get(str(name), str(name))
+    return framework_name(checkpoint.config) if checkpoint.layout == "starvla" else None
 
 
 def default(name: str, dit: str, cameras: int, chunk: int, steps: int) -> StarVlaConfig:
@@ -112,8 +120,7 @@ def _backbone(checkpoint: Checkpoint) -> tuple[Qwen3VLSizes, ImageRules]:
     name, place = base_model(checkpoint.path, checkpoint.config)
     described = place is not None and (place / "config.json").is_file()
     sizes = qwen3_vl.read_sizes(read_json(place / "config.json")) if place and described else published(name)
-    files = [folder / "preprocessor_config.json" for folder in (checkpoint.path, place) if folder is not None]
-    rules = next((ImageRules.read(file) for file in files if file.is_file()), ImageRules())
+    rules = image_rules((checkpoint.path, place), sizes.vision)
     # a vocabulary with action tokens is longer than the published one
     rows = checkpoint.tensors.info("qwen_vl_interface.model.model.language_model.embed_tokens.weight").shape[0]
     return replace(sizes, language=replace(sizes.language, vocab_size=rows)), rules
@@ -122,20 +129,19 @@ def _backbone(checkpoint: Checkpoint) -> tuple[Qwen3VLSizes, ImageRules]:
 def _assemble(
     run: Mapping[str, Any], sizes: Qwen3VLSizes, rules: ImageRules, robot: Robot, horizon: int | None
 ) -> StarVlaConfig:
-    name = ALIASES.get(str(run["framework"]["name"]), str(run["framework"]["name"]))
-    action, data = dict(run["framework"].get("action_model") or {}), _data(run)
+    name, data, action = framework_name(run), data_section(run), dict(run["framework"].get("action_model") or {})
     chunk, size = _chunk(action, horizon), data.get("obs_image_size")
     dit = _dit(name, action, sizes.language)
     state, taken = int(action.get("state_dim") or 0), str(data.get("include_state", False)) != "False"
     resized = (int(size[0]), int(size[1])) if size and name != "QwenFast" else None  # starVLA's QwenFast does not
     patches = LARGEST_IMAGE if resized is None else math.prod(rules.grid(resized[1], resized[0]))
     room = TEXT_ROOM + (chunk if name == "QwenOFT" else 0)
-    tokens = len(robot.cameras) * (patches // rules.merge**2 + 2) + room
+    slots = Slots.of(len(robot.cameras), patches, rules.merge, room)
     return StarVlaConfig(
         framework=name,
         vlm=_cut(sizes, dit) if name in LAYERWISE and dit else sizes,
         rules=rules,
-        slots=Slots(len(robot.cameras), patches, -(-tokens // 64) * 64),
+        slots=replace(slots, tokens=-(-slots.tokens // STEP) * STEP),
         image_size=resized,
         template=data.get("CoT_prompt"),
         chunk=chunk,
@@ -149,7 +155,6 @@ def _assemble(
         future_tokens=int(action.get("num_target_vision_tokens") or 32),
         positions=int(action.get("max_seq_len") or 1024) if action.get("add_pos_embed", True) else 0,
         buckets=int(action.get("num_timestep_buckets") or 1000),
-        answer=ANSWER,
     )
 
 
@@ -174,9 +179,8 @@ def _dit(name: str, action: Mapping[str, Any], language: Qwen3Sizes) -> DiTSizes
         kind = str(action.get("action_model_type", "DiT-B"))
         if kind not in DIT:
             raise CheckpointError(f"config.yaml action_model_type is '{kind}'; starVLA has {sorted(DIT)}")
-        heads, dim = (
-            int(stated.get(f, v)) for f, v in zip(("num_attention_heads", "attention_head_dim"), DIT[kind], strict=True)
-        )
+        usual = dict(zip(("num_attention_heads", "attention_head_dim"), DIT[kind], strict=True))
+        heads, dim = (int(stated.get(field, value)) for field, value in usual.items())
         output = int(stated.get("output_dim") or action.get("hidden_size") or 1024)
         return DiTSizes(heads, dim, int(stated.get("num_layers") or 16), language.width, bool(interleave), output)
     dim, width = int(stated.get("attention_head_dim") or 64), language.width
@@ -195,7 +199,3 @@ def _chunk(action: Mapping[str, Any], horizon: int | None) -> int:
     if horizon is not None and horizon != int(stated):
         raise CheckpointError(f"horizon={horizon} was asked of a run trained with action_horizon {stated}")
     return int(stated)
-
-
-def _data(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    return dict((run.get("datasets") or {}).get("vla_data") or {})

@@ -1,41 +1,22 @@
 """starVLA's parameters: Qwen3-VL below, one of three heads above."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import nn
 
-from innerloop.blocks import dit, flow, qwen3
+from innerloop.blocks import dit, dit_head, flow, qwen3, qwen3_vl
+from innerloop.blocks.affine import affine
 from innerloop.blocks.dit import DiT, DiTSizes
+from innerloop.blocks.projections import Projections
 from innerloop.blocks.qwen3_vl import Qwen3VL
 from innerloop.blocks.regression import RegressionHead
-from innerloop.kernels import euler, linear, norm
 from innerloop.policies.starvla.config import StarVlaConfig
 
-EPS = 1e-5  # torch.nn.LayerNorm's default, as the projections have it
 # Read in float32 at any precision: applied once a checkpoint, or around the solver's own values.
-FLOAT32 = (*(f"head.dit.{name}" for name in dit.FLOAT32), "head.encode_in_*", "head.decode_out_*")
-
-
-class Projections(nn.Module):
-    """Layer norm and product of each layer's hidden states into the head's width (QwenPI_v3)."""
-
-    def __init__(self, layers: int, rows: int, columns: int) -> None:
-        super().__init__()
-        self.layers = layers
-        self.norm_weight = nn.Parameter(torch.empty(layers * columns))
-        self.norm_bias = nn.Parameter(torch.empty(layers * columns))
-        self.weight, self.bias = _affine(layers * rows, columns)
-
-    def normed(self, layer: int, x: torch.Tensor) -> torch.Tensor:
-        """x [B, T, columns] of one layer -> its layer norm."""
-        weight, bias = (part.view(self.layers, -1)[layer] for part in (self.norm_weight, self.norm_bias))
-        return norm.layer_norm(x, weight, bias, EPS)
-
-    def forward(self, normed: torch.Tensor) -> torch.Tensor:
-        """[layers, B, T, columns] -> [layers, B, T, rows]."""
-        layers, batch, tokens, _ = normed.shape
-        return dit.batched(normed.view(layers, batch * tokens, -1), self.weight, self.bias).view(
-            layers, batch, tokens, -1
-        )
+FLOAT32 = tuple(f"head.{name}" for name in ("action_in_*", "action_mix_*", "decode_out_*")) + tuple(
+    f"head.dit.{name}" for name in dit.FLOAT32
+)
 
 
 class FlowHead(nn.Module):
@@ -45,32 +26,40 @@ class FlowHead(nn.Module):
         super().__init__()
         width, hidden, dims = sizes.width, config.hidden, config.max_action_dim
         self.config, self.dit = config, DiT(sizes, config.head_tokens)
-        self.encode_in_weight, self.encode_in_bias = _affine(width, dims)
-        self.encode_mix_weight, self.encode_mix_bias = _affine(width, 2 * width)
-        self.encode_out_weight, self.encode_out_bias = _affine(width, width)
-        self.decode_in_weight, self.decode_in_bias = _affine(hidden, sizes.output or width)
-        self.decode_out_weight, self.decode_out_bias = _affine(dims, hidden)
+        self.action_in_weight, self.action_in_bias = affine(width, dims)
+        self.action_mix_weight, self.action_mix_bias = affine(width, 2 * width)
+        self.action_out_weight, self.action_out_bias = affine(width, width)
+        self.decode_in_weight, self.decode_in_bias = affine(hidden, sizes.output or width)
+        self.decode_out_weight, self.decode_out_bias = affine(dims, hidden)
         if config.positions:
-            self.position = nn.Parameter(torch.empty(config.positions, width))
+            self.place = nn.Parameter(torch.empty(config.positions, width))
         if config.tokens_mix:
             self.future = nn.Parameter(torch.empty(config.future_tokens, width))
         if config.state_token:
-            self.state_in_weight, self.state_in_bias = _affine(hidden, config.state_dim)
-            self.state_out_weight, self.state_out_bias = _affine(width, hidden)
+            self.state_in_weight, self.state_in_bias = affine(hidden, config.state_dim)
+            self.state_out_weight, self.state_out_bias = affine(width, hidden)
+        columns = config.vlm.language.width
+        self.projections = (
+            Projections(len(sizes.cross_blocks), sizes.context_width, columns) if config.projected else None
+        )
 
-    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Modulation float32 [steps, rows, 2, D], and time's share of the action encoder, float32 [steps, D]."""
-        c, width = self.config, self.dit.sizes.width
-        times = flow.buckets(c.steps, c.buckets, self.encode_mix_weight.device)
-        waves = flow.bucket_embedding(times, width)
-        mix = linear.linear(waves, self.encode_mix_weight[:, width:].float(), self.encode_mix_bias.float())
-        return self.dit.tables(times), mix
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The parameters around the DiT, by name."""
+        return dict(self.named_parameters(recurse=False))
 
-    def state_token(self, state: torch.Tensor) -> torch.Tensor:
-        """state float32 [B, state_dim] -> [B, 1, D]."""
-        x = state[:, None].to(self.state_in_weight.dtype)
-        hidden = linear.linear(x, self.state_in_weight, self.state_in_bias, activation="relu")
-        return linear.linear(hidden, self.state_out_weight, self.state_out_bias)
+    def tables(self) -> dict[str, torch.Tensor]:
+        """What depends on weights and step index alone, by static buffer."""
+        times = flow.buckets(self.config.steps, self.config.buckets, self.action_mix_weight.device)
+        inner, mix = (self.action_in_weight, self.action_in_bias), (self.action_mix_weight, self.action_mix_bias)
+        return dit_head.tables(self.dit, times, inner, mix)
+
+    def contexts(self, outputs: Iterator[torch.Tensor]) -> torch.Tensor:
+        """The language model's layers in turn -> what the cross blocks read: [B, T, C], or one each, stacked."""
+        if not self.config.layerwise:
+            return qwen3_vl.last(outputs)
+        read = [x for i, x in enumerate(outputs) if self.dit.sizes.crosses(i)]
+        return torch.stack(read) if self.projections is None else self.projections(read)
 
     def prefix(self, state_token: torch.Tensor | None, batch: int) -> torch.Tensor | None:
         """What stands before the action tokens, [B, n, D]; None where no block lets one token see another.
@@ -82,27 +71,6 @@ class FlowHead(nn.Module):
         future = self.future[None].expand(batch, -1, -1)
         return future if state_token is None else torch.cat([state_token, future], dim=1)
 
-    def denoise(
-        self,
-        x: torch.Tensor,
-        prefix: torch.Tensor | None,
-        tables: tuple[torch.Tensor, torch.Tensor],
-        memory: torch.Tensor,
-        valid: torch.Tensor,
-    ) -> torch.Tensor:
-        """One Euler step upwards in time: x float32 [B, chunk, A]; tables [rows, 2, D] and [D] of this step."""
-        chunk, dtype, width = self.config.chunk, memory.dtype, self.dit.sizes.width
-        actions = linear.linear(x, self.encode_in_weight, self.encode_in_bias).to(dtype)
-        mixed = linear.linear(actions, self.encode_mix_weight[:, :width], tables[1].to(dtype), activation="silu")
-        tokens = linear.linear(mixed, self.encode_out_weight, self.encode_out_bias)
-        if self.config.positions:
-            tokens = tokens + self.position[:chunk]
-        if prefix is not None:
-            tokens = torch.cat([prefix, tokens], dim=1)
-        rows = self.dit(tokens, tables[0], memory, valid)[:, -chunk:].contiguous()
-        hidden = linear.linear(rows, self.decode_in_weight, self.decode_in_bias, activation="relu")
-        return euler.project_and_step(hidden, self.decode_out_weight, self.decode_out_bias, x, 1.0 / self.config.steps)
-
 
 class StarVla(nn.Module):
     """The backbone and its head; QwenFast has none of its own but the vocabulary's."""
@@ -111,16 +79,9 @@ class StarVla(nn.Module):
         super().__init__()
         self.config = config
         self.backbone = Qwen3VL(config.vlm)
-        width = config.vlm.language.width
         if config.dit is not None:
             self.head = FlowHead(config, config.dit)
-            if config.framework == "QwenPI_v3" and config.dit.context_width != width:
-                self.projections = Projections(len(config.dit.cross_blocks), config.dit.context_width, width)
         elif config.framework == "QwenOFT":
-            self.regression = RegressionHead(width, config.max_action_dim)
+            self.regression = RegressionHead(config.vlm.language.width, config.max_action_dim)
         else:
             self.vocabulary = qwen3.Qwen3Head(config.vlm.language)
-
-
-def _affine(rows: int, columns: int) -> tuple[nn.Parameter, nn.Parameter]:
-    return nn.Parameter(torch.empty(rows, columns)), nn.Parameter(torch.empty(rows))

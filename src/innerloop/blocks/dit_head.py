@@ -1,0 +1,112 @@
+"""What stands around the DiT in GR00T-style action heads: state token, action encoder and decoder, Euler steps from 0 to 1.
+
+Weights come by name: parameters, or static buffers where each embodiment has weights of its own.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from innerloop.blocks import flow
+from innerloop.blocks.dit import DiT, DiTSizes
+from innerloop.contract import Buffer, Role, Stage
+from innerloop.kernels import activation, euler, linear, skinny
+
+Weights = Mapping[str, torch.Tensor]
+TABLES = ("modulation", "action_table", "time_table")
+STATE, DECODER = ("state_in", "state_out"), ("decode_in", "decode_out")
+# Where checkpoints keep the layers of the encoders and the decoder; those of the action encoder go by a letter or word.
+PLACES = {
+    "state_in": "state_encoder.layer1",
+    "state_out": "state_encoder.layer2",
+    "action_in": "action_encoder.{}1",
+    "action_mix": "action_encoder.{}2",
+    "action_out": "action_encoder.{}3",
+    "decode_in": "action_decoder.layer1",
+    "decode_out": "action_decoder.layer2",
+}
+STATE_READS = tuple(f"{name}_{kind}" for name in STATE for kind in ("weight", "bias"))
+
+
+def tables(dit: DiT, times: torch.Tensor, inner: flow.Affine, mix: flow.Affine) -> dict[str, torch.Tensor]:
+    """What depends on weights and step alone, by static buffer (`table_buffers`); inner and mix: of `flow.folded`.
+
+    times: float32 [steps], in buckets.
+    """
+    time, action = flow.folded(flow.bucket_embedding(times, dit.sizes.width), inner, mix)
+    return {"modulation": dit.tables(times), "action_table": action, "time_table": time}
+
+
+def table_buffers(sizes: DiTSizes, steps: int, action_dim: int) -> list[Buffer]:
+    """Static buffers of `tables`, float32."""
+    shapes = {
+        "modulation": (steps, sizes.table_rows, 2, sizes.width),
+        "action_table": (sizes.width, action_dim),
+        "time_table": (steps, sizes.width),
+    }
+    return [Buffer(name, shape, torch.float32, Role.STATIC) for name, shape in shapes.items()]
+
+
+def memory_buffer(sizes: DiTSizes, batch: int, keys: int, dtype: torch.dtype) -> Buffer:
+    """K and V of every cross block, as `DiT.remember` writes them."""
+    return Buffer("memory", sizes.memory_shape(batch, keys), dtype, Role.STATE)
+
+
+def state_buffers(sizes: DiTSizes, batch: int, state_dim: int, dtype: torch.dtype) -> list[Buffer]:
+    """The normalised state and its token."""
+    return [
+        Buffer("state", (batch, state_dim), torch.float32, Role.INPUT),
+        Buffer("state_token", (batch, 1, sizes.width), dtype, Role.STATE),
+    ]
+
+
+def tables_stage(made: Callable[[], Mapping[str, torch.Tensor]], writes: Sequence[str]) -> Stage:
+    """Once a checkpoint: `made()` into static buffers."""
+
+    def run(b: Weights) -> None:
+        for name, value in made().items():
+            b[name].copy_(value)
+
+    return Stage("tables", run, (), tuple(writes), prepare=True)
+
+
+def state_stage(weights: Callable[[Weights], Weights], reads: Sequence[str] = ()) -> Stage:
+    """The state's token; `weights` finds STATE_READS, `reads`: those of them that are buffers."""
+
+    def run(b: Weights) -> None:
+        b["state_token"].copy_(state_token(b["state"], weights(b)))
+
+    return Stage("proprioception", run, ("state", *reads), ("state_token",))
+
+
+def state_token(state: torch.Tensor, w: Weights) -> torch.Tensor:
+    """Normalised state float32 [B, S] -> [B, 1, D]."""
+    x = state[:, None].to(w["state_in_weight"].dtype)
+    hidden = linear.linear(x, w["state_in_weight"], w["state_in_bias"], activation="relu")
+    return linear.linear(hidden, w["state_out_weight"], w["state_out_bias"])
+
+
+def step(
+    dit: DiT,
+    w: Weights,
+    index: int,
+    x: torch.Tensor,
+    prefix: torch.Tensor | None,
+    memory: torch.Tensor,
+    valid: torch.Tensor | Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """Euler step `index` of x float32 [B, chunk, A] -> x at the next time.
+
+    prefix [B, n, D]: tokens before the actions. w: tables, action_out, decoder and, where positions are learned, `place`
+    [rows, D]. memory and valid as DiT takes them.
+    """
+    chunk, place = x.shape[1], w.get("place")
+    hidden = activation.silu(skinny.project_in(x, w["action_table"], w["time_table"][index], memory.dtype))
+    tokens = linear.linear(hidden, w["action_out_weight"], w["action_out_bias"])
+    if place is not None:
+        tokens = tokens + place[:chunk]
+    if prefix is not None:
+        tokens = torch.cat([prefix, tokens], dim=1)
+    rows = dit(tokens, w["modulation"][index], memory, valid)[:, -chunk:]
+    hidden = linear.linear(rows, w["decode_in_weight"], w["decode_in_bias"], activation="relu")
+    return euler.project_and_step(hidden, w["decode_out_weight"], w["decode_out_bias"], x, 1.0 / len(w["time_table"]))

@@ -1,0 +1,34 @@
+"""Hidden states of several layers, each by a layer norm and a product of its own, into another width (starVLA QwenPI_v3)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from innerloop.blocks import affine, dit
+from innerloop.kernels import norm
+
+EPS = 1e-5  # torch.nn.LayerNorm's default
+
+
+class Projections(nn.Module):
+    """All layers' norms and products, stacked along the first axis."""
+
+    def __init__(self, layers: int, rows: int, columns: int) -> None:
+        super().__init__()
+        self.norm_weight = nn.Parameter(torch.empty(layers * columns))
+        self.norm_bias = nn.Parameter(torch.empty(layers * columns))
+        self.weight, self.bias = affine.affine(layers * rows, columns)
+
+    def forward(self, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        """[B, T, columns] of each layer -> [layers, B, T, rows], all products in one kernel."""
+        weights, biases = (part.view(len(read), -1).unbind(0) for part in (self.norm_weight, self.norm_bias))
+        normed = [norm.layer_norm(x, w, b, EPS) for x, w, b in zip(read, weights, biases, strict=True)]
+        projected = dit.batched(torch.stack(normed).flatten(1, 2), self.weight, self.bias)
+        return projected.view(len(read), *read[0].shape[:2], -1)
+
+
+def names(layers: Sequence[int], theirs: str, ours: str) -> dict[str, tuple[str, ...]]:
+    """Our parameter names -> theirs, in the layers' order; `theirs` ends before a layer's number."""
+    parts = {"norm_": 0, "": 1}  # the places in the sequence of each layer
+    return affine.names({p: tuple(f"{i}.{at}." for i in layers) for p, at in parts.items()}, theirs, ours)
