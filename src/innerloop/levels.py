@@ -3,14 +3,12 @@
 Both levels read a Hugging Face directory: config.json, safetensors, tokenizer.json.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
 from innerloop.blocks import qwen3_names, qwen3_vl
@@ -19,7 +17,7 @@ from innerloop.blocks.qwen3_vision import Qwen3Vision, Qwen3VisionSizes
 from innerloop.contract import Buffer, CheckpointError, ObservationError
 from innerloop.engine import Placement, place
 from innerloop.kernels import embedding, use_kernels
-from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots
+from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots, image_rules
 from innerloop.runtime.windows import Value
 from innerloop.weights import Account, NameTable, load_weights, open_checkpoint
 from innerloop.weights.source import read_json
@@ -119,7 +117,7 @@ class Decoder:
         self._row = torch.tensor([rows], device=tokens.device)
         # text goes on after the last image's longer side, not after its number of tokens
         self._position = b["positions"][:, :, -1:] + 1
-        x = deque(qwen3_vl.outputs(b, model.language, rows, (self._keys, self._values)), maxlen=1).pop()
+        x = qwen3_vl.last(qwen3_vl.outputs(b, model.language, rows, (self._keys, self._values)))
         self.token = model.head(x[:, -1:], like).argmax(-1).int()[0]
         self._next = self.token.clone()
         self._replay = self._captured() if tokens.is_cuda else self._advance
@@ -163,33 +161,14 @@ def load_level(path: str | Path, *, device: str | None = None, precision: str | 
     if checkpoint.tokenizer is None or checkpoint.tokenizer.suffix != ".json":
         raise CheckpointError(f"{directory} has no tokenizer.json: copy it from the published checkpoint")
     tokenizer = ChatTokenizer.open(checkpoint.tokenizer)
-    rules = directory / "preprocessor_config.json"
     language, vision = _sizes(config)
     with torch.device("meta"):
         model = LevelModel(language, vision).to(placement.dtype)
     model = model.to_empty(device=placement.device).requires_grad_(False)
     table = _names(language, vision)
     account = load_weights(dict(model.named_parameters()), checkpoint.tensors, table)
-    read = ImageRules.read(rules) if rules.is_file() else ImageRules()
-    if vision is not None:
-        read = replace(read, patch=vision.patch_size, merge=vision.merge, temporal=vision.temporal)
-    return Level(model, placement, tokenizer, read, _ends(directory, tokenizer), account)
-
-
-def describe_image(
-    checkpoint: str | Path,
-    text: str,
-    image: str | Path | np.ndarray | None = None,
-    *,
-    device: str | None = None,
-    precision: str | None = None,
-    max_tokens: int = 128,
-) -> str:
-    """What a Qwen3-VL (or, without image, a Qwen3) answers to one turn. image: a file or uint8 [H, W, 3]."""
-    if isinstance(image, (str, Path)):
-        image = np.asarray(Image.open(image).convert("RGB"))
-    level = load_level(checkpoint, device=device, precision=precision)
-    return level.generate(text, [] if image is None else [image], max_tokens)
+    rules = ImageRules() if vision is None else image_rules([directory], vision)
+    return Level(model, placement, tokenizer, rules, _ends(directory, tokenizer), account)
 
 
 def _sizes(config: dict[str, object]) -> tuple[Qwen3Sizes, Qwen3VisionSizes | None]:
