@@ -20,7 +20,7 @@ from innerloop.kernels import embedding, use_kernels
 from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots, image_rules
 from innerloop.runtime.windows import Value
 from innerloop.weights import Account, NameTable, load_weights, open_checkpoint
-from innerloop.weights.source import read_json
+from innerloop.weights.source import read_object
 
 END = "<|im_end|>"
 
@@ -189,7 +189,7 @@ def _names(language: Qwen3Sizes, vision: Qwen3VisionSizes | None) -> NameTable:
 
 def _ends(directory: Path, tokenizer: ChatTokenizer) -> frozenset[int]:
     stated = directory / "generation_config.json"
-    value = read_json(stated).get("eos_token_id") if stated.is_file() else None
+    value = read_object(stated).get("eos_token_id") if stated.is_file() else None
     if value is None:
         return frozenset(tokenizer.ids(END))
     return frozenset(value if isinstance(value, list) else [value])

@@ -94,7 +94,7 @@ class DiTBlock(nn.Module):
         else:
             q = product.view(batch, tokens, self.heads, self.head_dim)
             k, v = memory.unbind(2)
-        return attention.attention(q, k, v, None if memory is None else valid, self.head_dim**-0.5)
+        return attention.attention(q, k, v, valid, self.head_dim**-0.5)
 
     def mlp(self, normed: torch.Tensor) -> Shares:
         """normed [B, T, D] -> shares of [B, T, D]."""
@@ -156,13 +156,13 @@ class DiT(nn.Module):
         x: torch.Tensor,
         table: torch.Tensor,
         memory: torch.Tensor,
-        valid: torch.Tensor | Sequence[torch.Tensor | None] | None,
+        valid: torch.Tensor | Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """x [B, T, D], table [rows, 2, D] of this step, memory as `remember` left it, valid int32 [B, S]
-        -> [B, T, output], or the residual stream [B, T, D] where there is no output head.
+        """x [B, T, D], table [rows, 2, D] of this step, memory as `remember` left it, valid int32 [B, S], one or each
+        cross block's -> [B, T, output], or the residual stream [B, T, D] where there is no output head.
         """
         crosses = len(self.sizes.cross_blocks)
-        masks = [valid] * crosses if valid is None or isinstance(valid, torch.Tensor) else list(valid)
+        masks = [valid] * crosses if isinstance(valid, torch.Tensor) else valid
         if self.packed:
             return self._few_rows(x, table, memory, masks)
         normed = norm.layer_norm(x, table[0, 0], table[0, 1], EPS)
@@ -181,7 +181,7 @@ class DiT(nn.Module):
         return linear.linear(normed, self.head_weight, self.head_bias)
 
     def _few_rows(
-        self, x: torch.Tensor, table: torch.Tensor, memory: torch.Tensor, masks: Sequence[torch.Tensor | None]
+        self, x: torch.Tensor, table: torch.Tensor, memory: torch.Tensor, masks: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """`forward` over packed products: norms, biases and residuals inside them."""
         cross = 0

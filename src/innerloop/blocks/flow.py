@@ -1,4 +1,7 @@
-"""Euler flow matching from noise (t = 1) to actions (t = 0), as pi0 and pi0.5 integrate it, and how a chunk is guided."""
+"""Euler flow matching: the times of its steps, their embeddings, and how a chunk is guided.
+
+pi0 and pi0.5 go from noise at t = 1 to actions at t = 0; GR00T and starVLA from 0 to 1, in buckets of time.
+"""
 
 import torch
 

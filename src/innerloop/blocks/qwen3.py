@@ -16,11 +16,7 @@ class Qwen3Sizes(DecoderSizes):
     """text_config of a Qwen3-VL, or config.json of a Qwen3; depth: the layers that are run, the lowest ones."""
 
     rope_theta: float = 5e6
-    sections: tuple[int, int, int] = (
-        24,
-        20,
-        20,
-    )  # rotary pairs of time, height and width; () of text alone is all time
+    sections: tuple[int, int, int] = (24, 20, 20)  # rotary pairs of time, height and width
     eps: float = 1e-6
     tied: bool = True
 
@@ -133,14 +129,14 @@ class Qwen3Head(nn.Module):
 
     def __init__(self, sizes: Qwen3Sizes) -> None:
         super().__init__()
-        self.eps = sizes.eps
+        self.eps, self.tied = sizes.eps, sizes.tied
         self.norm = nn.Parameter(torch.empty(sizes.width))
         if not sizes.tied:
             self.weight = nn.Parameter(torch.empty(sizes.vocab_size, sizes.width))
 
     def forward(self, x: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
         """x [B, T, D] before the final norm -> logits [B, T, V]."""
-        weight = getattr(self, "weight", embedding)
+        weight = embedding if self.tied else self.weight
         return linear.linear(norm.rms_norm(x, self.norm, self.eps), weight)
 
 

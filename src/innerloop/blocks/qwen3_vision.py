@@ -45,8 +45,7 @@ class Qwen3VisionLayer(SiglipLayer):
         """normed [I, P, D], cos and sin [I, P, hd / 2], valid int32 [I, P] -> shares of [I, P, D]."""
         images, patches, width = normed.shape
         qkv = linear.linear(normed, self.qkv_weight, self.qkv_bias)
-        shape = (images, patches, self.heads, width // self.heads)
-        k, v = torch.empty(shape, dtype=qkv.dtype, device=qkv.device), torch.empty_like(qkv[..., :width].view(shape))
+        k, v = (qkv.new_empty(images, patches, self.heads, width // self.heads) for _ in range(2))
         q = rope.rotate_and_store(qkv, cos, sin, self.heads, self.heads, k, v, 0)
         mixed = attention.attention(q, k, v, valid, (width // self.heads) ** -0.5)
         return linear.deferred(mixed, self.out_weight, self.out_bias)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from innerloop.contract import CheckpointError, InnerloopError
-from innerloop.process.qwen3vl import read_json
+from innerloop.weights.source import read_object
 
 
 class AnswerError(InnerloopError):
@@ -29,8 +29,8 @@ class FastTokenizer:
         for name in ("tokenizer.json", "processor_config.json"):
             if not (directory / name).is_file():
                 raise CheckpointError(f"no {directory / name}: copy it there from the run's FAST tokenizer")
-        settings = read_json(directory / "processor_config.json")
-        read_json(directory / "tokenizer.json")  # the library raises a bare Exception for a bad file
+        settings = read_object(directory / "processor_config.json")
+        read_object(directory / "tokenizer.json")  # the library raises a bare Exception for a bad file
         backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
 
         def decode(ids: list[int]) -> str:

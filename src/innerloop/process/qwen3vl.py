@@ -1,10 +1,9 @@
 """What Qwen3-VL's processor does to images and a chat turn: smart resize, patches, tokens, three-axis positions."""
 
 import functools
-import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from innerloop.contract import CheckpointError, ObservationError
+from innerloop.weights.source import read_object
 
 MAX_ASPECT = 200  # transformers qwen2_vl smart_resize
 
@@ -32,7 +32,7 @@ class ImageRules:
     @classmethod
     def read(cls, path: Path) -> "ImageRules":
         """From a preprocessor_config.json. Raises CheckpointError for a normalisation that is not Qwen3-VL's."""
-        content = read_json(path)
+        content = read_object(path)
         if any(content.get(name, [0.5] * 3) != [0.5] * 3 for name in ("image_mean", "image_std")):
             raise CheckpointError(f"{path}: image_mean and image_std must be 0.5, as every Qwen3-VL has them")
         size = content.get("size") or {}
@@ -147,7 +147,7 @@ class ChatTokenizer:
         """Raises CheckpointError where the file is not a Qwen3-VL tokenizer."""
         from tokenizers import Tokenizer
 
-        read_json(path)  # the library raises a bare Exception for a bad file
+        read_object(path)  # the library raises a bare Exception for a bad file
         backend = Tokenizer.from_file(str(path))
         backend.no_padding()
         backend.no_truncation()
@@ -264,14 +264,3 @@ def _padded(values: np.ndarray, size: int, filler: int) -> np.ndarray:
     out = np.full((*values.shape[:-1], size), filler, np.int32)
     out[..., : values.shape[-1]] = values
     return out
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """A JSON object. Raises CheckpointError."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not readable JSON ({error}); copy it from the checkpoint again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object; copy it from the checkpoint again")
-    return content

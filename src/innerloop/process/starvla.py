@@ -1,6 +1,5 @@
 """starVLA: observation -> chat turn and patches; normalised actions -> robot units, as its policy server does it."""
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from innerloop.process.pipeline import Context, Draft, LimitStep, Pipeline, Proc
 from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots, Special
 from innerloop.process.recipe import STATE
 from innerloop.process.state import discretize
+from innerloop.process.synthetic import token_a_word
 from innerloop.weights import Checkpoint
 from innerloop.weights.starvla import base_model, data_section
 
@@ -25,8 +25,8 @@ FIRST_ACTION, END = "<robot_action_0>", "<|im_end|>"
 PLACEHOLDER = "\U0001f50d"  # starVLA QwenOFT.py action_token
 STATE_LIMIT = 2.2  # starVLA transform/state_action.py clamps what q99 normalises
 THRESHOLD = 0.5
-MODES = ("q99", "min_max", "mean_std", "none")
 STATISTICS = {"q99": ("q01", "q99"), "min_max": ("min", "max"), "mean_std": ("mean", "std")}
+MODES = (*STATISTICS, "none")
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,8 @@ class Scale:
         """From dataset_statistics.json. Raises CheckpointError where it lacks what the mode needs."""
         if mode == "none":
             return cls(mode, np.zeros(0), np.zeros(0), np.zeros(0, bool))
+        if mode not in STATISTICS:
+            raise CheckpointError(f"'{feature}' cannot be normalised by '{mode}'; a starVLA run has {', '.join(MODES)}")
         names = STATISTICS[mode]
         absent = [name for name in names if name not in stats]
         if absent:
@@ -123,7 +125,7 @@ class Scale:
         low, high = (np.asarray(stats[name], np.float32) for name in names)
         binary = ~np.asarray(stats.get("mask", np.ones(len(low), bool)), bool)
         if gripper_raw:
-            mode, low, high = mode, low.copy(), high.copy()
+            low, high = low.copy(), high.copy()
             low[-1], high[-1] = (0.0, 1.0) if mode == "mean_std" else (-1.0, 1.0)
         return cls(mode, low, high, binary)
 
@@ -255,6 +257,8 @@ class AnswerProcessor(StarVlaProcessor):
 
 def processor(config: Sizes, checkpoint: Checkpoint, edge: Edge) -> Processor:
     """From a run directory. Raises CheckpointError before weights are read."""
+    if edge.relative is not None or edge.state_in_prompt is not None:
+        raise CheckpointError("relative and state_in_prompt do not apply to a starVLA run: leave them out")
     stats = checkpoint.statistics
     state = Scale.of(config.robot.state, stats.get(STATE, {}), "state", gripper_raw=False)
     action = Scale.of(
@@ -287,11 +291,11 @@ def processor(config: Sizes, checkpoint: Checkpoint, edge: Edge) -> Processor:
 
 def synthetic(config: Sizes, vocabulary: int) -> Processor:
     """For random weights: one token a word, values as they are."""
-    special, reserved = Special(vocabulary - 3, vocabulary - 2, vocabulary - 1), vocabulary // 4
+    special = Special(vocabulary - 3, vocabulary - 2, vocabulary - 1)
 
     def encode(text: str) -> list[int]:
         spaced = text.replace(PLACEHOLDER, f" {PLACEHOLDER} ").replace("<|", " <|")
-        return [reserved + zlib.crc32(word.encode()) % reserved for word in spaced.split()]
+        return token_a_word(spaced, vocabulary - 3)
 
     none = Scale.of("none", {}, "", gripper_raw=False)
     tokenizer = ChatTokenizer(encode, lambda ids: " ".join(map(str, ids)), special)

@@ -9,7 +9,7 @@ import numpy as np
 
 from innerloop.contract.errors import CheckpointError
 from innerloop.weights.processors import ProcessorStep, Statistics
-from innerloop.weights.source import read_json
+from innerloop.weights.source import read_object
 
 STEP = "groot"  # the step under which the files of an Isaac-GR00T directory are kept in Checkpoint.preprocessor
 _PACK, _ENCODE, _DECODE = (f"groot_n1_7_{name}_v1" for name in ("pack_inputs", "vlm_encode", "action_decode"))
@@ -55,14 +55,14 @@ def read_embodiment(
         raise CheckpointError(
             f"{directory} is a {config.get('model_type')}; of GR00T only N1.7 (Gr00tN1d7) is supported"
         )
-    statistics = _object(directory / "statistics.json")
-    kwargs = _object(directory / "processor_config.json").get("processor_kwargs")
+    statistics = read_object(directory / "statistics.json")
+    kwargs = read_object(directory / "processor_config.json").get("processor_kwargs")
     if not isinstance(kwargs, dict) or not isinstance(kwargs.get("modality_configs"), dict):
         raise CheckpointError(f"{directory / 'processor_config.json'} has no modality_configs: export it again")
     modalities = kwargs["modality_configs"]
     names = sorted(set(statistics) & set(modalities))
     name = _chosen(directory, names, choice)
-    indices = _object(directory / "embodiment_id.json")
+    indices = read_object(directory / "embodiment_id.json")
     if not isinstance(indices.get(name), int):
         raise CheckpointError(
             f"{directory / 'embodiment_id.json'} gives '{name}' no number (it names {', '.join(sorted(indices))}): "
@@ -144,10 +144,3 @@ def _arrays(where: str, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
             raise CheckpointError(f"statistics.json {where}: {name} is not finite; compute it again")
         found[name] = array
     return found
-
-
-def _object(path: Path) -> dict[str, Any]:
-    content = read_json(path) if path.is_file() else None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is missing or not a JSON object: copy it from the published checkpoint")
-    return content

@@ -82,6 +82,14 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path} is not valid JSON ({error}): download or export it again") from error
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The content of a JSON file that holds an object; CheckpointError as `read_json`, and for anything else."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object: download or export it again")
+    return content
+
+
 class SafetensorsFile:
     """One .safetensors file. The header is checked against the file's size when it is opened."""
 

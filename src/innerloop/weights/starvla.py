@@ -10,7 +10,7 @@ import numpy as np
 from innerloop.contract.errors import CheckpointError
 from innerloop.weights.files import open_weight_files
 from innerloop.weights.processors import Statistics
-from innerloop.weights.source import TensorSource, open_tensor_file, read_json
+from innerloop.weights.source import TensorSource, open_tensor_file, read_object
 
 _STEP = re.compile(r"steps_(\d+)")
 _ALIASES = {"QwenFM": "QwenPI", "QwenFAST": "QwenFast"}
@@ -75,8 +75,8 @@ def open_run_weights(run: Path) -> tuple[TensorSource, tuple[str, ...]]:
 def run_statistics(run: Path, choice: str | None) -> tuple[Statistics, str]:
     """Statistics of one data set by LeRobot's feature names (mask: bool), and the set's name."""
     path = run / "dataset_statistics.json"
-    content = read_json(path)
-    if not isinstance(content, dict) or not content:
+    content = read_object(path)
+    if not content:
         raise CheckpointError(f"{path} names no data set: copy it from the training run again")
     listing = ", ".join(content)
     if choice is None and len(content) > 1:

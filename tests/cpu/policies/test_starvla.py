@@ -17,6 +17,7 @@ from innerloop.contract import CheckpointError, ObservationError, Previous
 from innerloop.engine import LoadedPolicy
 from innerloop.policies import FAMILIES
 from innerloop.policies.starvla.config import ANSWER
+from innerloop.process.build import Edge
 from innerloop.process.fast import AnswerError, cosines
 from innerloop.process.pipeline import Context
 from innerloop.process.starvla import Scale
@@ -261,6 +262,19 @@ def test_what_the_head_does_not_know_is_refused(tmp_path: Path) -> None:
     run = replace(starvla.RUNS["pi3"], dit={**starvla.RUNS["pi3"].dit, "positional_embeddings": "sinusoidal"})
     with pytest.raises(CheckpointError, match="positional_embeddings"):
         innerloop.load(starvla.write(tmp_path, run), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("edge", "message"),
+    [
+        (Edge(normalization="IDENTITY"), "cannot be normalised by 'IDENTITY'; a starVLA run has q99"),
+        (Edge(relative=(True,) * starvla.DIMS), "leave them out"),
+        (Edge(state_in_prompt=True), "leave them out"),
+    ],
+)
+def test_what_a_run_says_itself_is_not_asked_of_the_caller(tmp_path: Path, edge: Edge, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        innerloop.load(starvla.write(tmp_path, starvla.RUNS["pi3"]), device="cpu", edge=edge)
 
 
 def test_statistics_of_several_data_sets_need_a_choice(tmp_path: Path) -> None:

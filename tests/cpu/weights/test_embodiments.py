@@ -57,7 +57,7 @@ def test_a_robot_without_a_number_is_refused(directory: Path) -> None:
 @pytest.mark.parametrize("name", ["statistics.json", "processor_config.json", "embodiment_id.json"])
 def test_missing_files_are_named(directory: Path, name: str) -> None:
     (directory / name).unlink()
-    with pytest.raises(CheckpointError, match=f"{name} is missing"):
+    with pytest.raises(CheckpointError, match=f"{name} does not exist"):
         open_checkpoint(directory, assets=groot.DROID)
 
 

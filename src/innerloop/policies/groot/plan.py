@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from innerloop.blocks import dit_head, qwen3_vl
+from innerloop.blocks import dit_head, flow_plan, qwen3_vl
 from innerloop.blocks.qwen3_vl import Tensors
 from innerloop.contract import Buffer, Plan, Role, Stage
 from innerloop.policies.groot.config import GrootConfig
@@ -48,7 +48,7 @@ def build(model: Groot, batch: int, dtype: torch.dtype, fingerprint: str) -> dic
 def capacities(config: GrootConfig) -> tuple[int, ...]:
     """Tokens of each plan: every image and the chat's own tokens, and some room for text."""
     images = config.slots.tokens - config.text_capacity
-    return (*(images + text for text in TEXTS if text < config.text_capacity), config.slots.tokens)
+    return tuple(images + text for text in flow_plan.capacities(config.text_capacity, TEXTS))
 
 
 def _masks_stage() -> Stage:

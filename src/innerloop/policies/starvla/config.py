@@ -14,7 +14,7 @@ from innerloop.contract import CheckpointError
 from innerloop.process.qwen3vl import ImageRules, Slots, image_rules
 from innerloop.process.starvla import Robot, read_robot
 from innerloop.weights import Checkpoint
-from innerloop.weights.source import read_json
+from innerloop.weights.source import read_object
 from innerloop.weights.starvla import base_model, data_section, framework_name
 
 LAYERWISE = ("QwenPI", "QwenPI_v3")
@@ -119,7 +119,7 @@ def read(checkpoint: Checkpoint, horizon: int | None) -> StarVlaConfig:
 def _backbone(checkpoint: Checkpoint) -> tuple[Qwen3VLSizes, ImageRules]:
     name, place = base_model(checkpoint.path, checkpoint.config)
     described = place is not None and (place / "config.json").is_file()
-    sizes = qwen3_vl.read_sizes(read_json(place / "config.json")) if place and described else published(name)
+    sizes = qwen3_vl.read_sizes(read_object(place / "config.json")) if place and described else published(name)
     rules = image_rules((checkpoint.path, place), sizes.vision)
     # a vocabulary with action tokens is longer than the published one
     rows = checkpoint.tensors.info("qwen_vl_interface.model.model.language_model.embed_tokens.weight").shape[0]
