@@ -93,13 +93,7 @@ def framework(checkpoint: Checkpoint) -> str | None:
 
 def default(name: str, dit: str, cameras: int, chunk: int, steps: int) -> StarVlaConfig:
     """The published size: Qwen3-VL-4B, one 224x224 image a camera of 49 tokens, 7 action dimensions."""
-    action: dict[str, Any] = {
-        "action_dim": 7,
-        "state_dim": 7,
-        "action_horizon": chunk,
-        "num_inference_timesteps": steps,
-        "action_model_type": dit,
-    }
+    action = {"action_horizon": chunk, "num_inference_timesteps": steps, "action_model_type": dit}
     rules = ImageRules(min_pixels=224 * 224)
     names = ("image_0", "wrist_image", "left_image", "right_image")[:cameras]
     run = {
