@@ -262,7 +262,9 @@ def _check_setup(setup: RemotePolicyConfig, worker: Worker) -> None:
     family = worker.policy.metadata.get("policy") if worker.policy is not None else None
     if family is not None and setup.policy_type != family:
         raise RequestError(
-            "bad_request", f"the robot asks for policy type '{setup.policy_type}' and this server has '{family}'"
+            "bad_request",
+            f"the robot asks for policy type '{setup.policy_type}' and this server has '{family}'; "
+            f"start the robot client with --policy_type={family}",
         )
 
 

@@ -322,9 +322,12 @@ class Worker:
         if entry.answered:
             return
         entry.answered = True
-        if not entry.abandoned:
-            entry.deliver(reply)
-        self.metrics.record(entry, reply)
+        try:
+            if not entry.abandoned:
+                entry.deliver(reply)
+            self.metrics.record(entry, reply)
+        except Exception:  # the edge of the server: an answer that cannot be written must not end the others'
+            log.exception("the answer to session %r could not be delivered", entry.request.session)
 
 
 def _replaced(older: Entry, newer: Entry) -> tuple[str, str]:

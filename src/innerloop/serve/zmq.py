@@ -126,7 +126,7 @@ class GrootTransport:
     async def _answer(self, client: str, message: bytes) -> Any:
         endpoint, token = read_head(message)
         if not same_token(self._options.token, token):
-            raise RequestError("unauthorized", "the api_token is missing or wrong")
+            raise RequestError("unauthorized", "the api_token is missing or wrong; give the client the server's token")
         if endpoint == "ping":
             return {"status": "ok", "message": f"server is {self._worker.state}"}
         if endpoint == "kill":

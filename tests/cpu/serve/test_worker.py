@@ -144,6 +144,18 @@ def test_one_bad_request_never_fails_its_neighbours(asking):
     np.testing.assert_array_equal(one.replies[3].chunk.actions, expected(observation(3, prompt="go")))
 
 
+def test_an_answer_that_cannot_be_delivered_ends_nobody_elses(asking, caplog):
+    def refuse(reply):
+        raise TypeError("this cannot be packed")
+
+    one = asking(FakePolicy())
+    one.worker.submit(Request(observation(1), "bad"), "bad", refuse)
+    one.ask(0, "good")
+    assert one.wait(1) == {0: "ok"}
+    assert one.worker.state is State.READY
+    assert "the answer to session 'bad' could not be delivered" in caplog.text
+
+
 def test_the_work_of_a_vanished_client_is_discarded(asking):
     one = asking(FakePolicy(delay=0.1, check=False))
     one.ask(0, "a", client="gone")
