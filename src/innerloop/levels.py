@@ -115,8 +115,11 @@ class Decoder:
         like = model.language.embedding
         self._keys, self._values = like.new_zeros(shape), like.new_zeros(shape)
         self._row = torch.tensor([rows], device=tokens.device)
+        self._done = torch.zeros_like(self._row)
+        self._rows = torch.arange(rows + max_tokens, device=tokens.device)
         # text goes on after the last image's longer side, not after its number of tokens
-        self._position = b["positions"][:, :, -1:] + 1
+        after = b["positions"][:, :, -1:] + 1 + torch.arange(max_tokens, device=tokens.device)
+        self._cos, self._sin = rotary(after, s)
         x = qwen3_vl.last(qwen3_vl.outputs(b, model.language, rows, (self._keys, self._values)))
         self.token = model.head(x[:, -1:], like).argmax(-1).int()[0]
         self._next = self.token.clone()
@@ -127,13 +130,13 @@ class Decoder:
         self._next.copy_(self.token)
         self._replay()
         self._row += 1
-        self._position += 1
+        self._done += 1
 
     def _advance(self) -> None:
         language = self._model.language
-        cos, sin = rotary(self._position, language.sizes)
-        index = torch.arange(self._keys.shape[2], device=self._row.device)
-        reading = Reading(cos, sin, (index <= self._row).int()[None], self._keys, self._values, self._row)
+        cos, sin = (angles.index_select(1, self._done) for angles in (self._cos, self._sin))
+        seen = (self._rows <= self._row).int()[None]
+        reading = Reading(cos, sin, seen, self._keys, self._values, self._row)
         x = embedding.embed(self._next[None], language.embedding, 1.0)
         self.token.copy_(self._model.head(language(x, reading), language.embedding).argmax(-1)[0])
 
