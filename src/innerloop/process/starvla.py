@@ -315,7 +315,7 @@ def _parts(config: Sizes, edge: Edge, scales: tuple[Scale, Scale], tokenizer: Ch
         raise CheckpointError(f"the head takes a state of {config.state_dim} values, the statistics have {state_width}")
     needed = bool(config.state_dim) or config.state_in_text
     widths = Widths(max(state_width, 1), max(state_width, 1), action, config.max_action_dim, config.chunk, needed)
-    placeholder = tokenizer.ids(PLACEHOLDER)[0] if config.framework == "QwenOFT" else None
+    placeholder = _placeholder(tokenizer, config.chunk) if config.framework == "QwenOFT" else None
     turn = TurnStep(config, cameras, edge.images, Encoder(tokenizer, config.rules, config.slots), placeholder)
     pipeline = Pipeline()
     if edge.limits is not None:
@@ -326,6 +326,17 @@ def _parts(config: Sizes, edge: Edge, scales: tuple[Scale, Scale], tokenizer: Ch
     if config.state_token:
         pipeline = pipeline.push(WidthStep(config.state_dim, config.max_action_dim, state_input=True))
     return pipeline.push(turn), cameras, widths, np.float32, _facts(config, cameras, scales, widths)
+
+
+def _placeholder(tokenizer: ChatTokenizer, chunk: int) -> int:
+    """The id that QwenOFT's head reads. Raises CheckpointError where a chunk of placeholders has it fewer times."""
+    ids = tokenizer.ids(PLACEHOLDER * chunk)
+    if ids.count(ids[0]) != chunk:
+        raise CheckpointError(
+            f"tokenizer.json makes {ids.count(ids[0])} tokens of {chunk} placeholders ({PLACEHOLDER}): use the "
+            "tokenizer.json that the run was trained with"
+        )
+    return ids[0]
 
 
 def _facts(config: Sizes, cameras: Cameras, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:

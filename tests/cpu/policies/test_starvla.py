@@ -277,6 +277,16 @@ def test_what_a_run_says_itself_is_not_asked_of_the_caller(tmp_path: Path, edge:
         innerloop.load(starvla.write(tmp_path, starvla.RUNS["pi3"]), device="cpu", edge=edge)
 
 
+def test_a_tokenizer_that_merges_placeholders_is_refused(tmp_path: Path) -> None:
+    file = next(starvla.write(tmp_path, starvla.RUNS["oft"]).rglob("tokenizer.json"))
+    content = json.loads(file.read_text())
+    last = content["added_tokens"][-1]
+    content["added_tokens"].append({**last, "id": last["id"] + 1, "content": 2 * qwen.QUERY})
+    file.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"placeholders .*use the tokenizer\.json that the run"):
+        innerloop.load(tmp_path, device="cpu")
+
+
 def test_statistics_of_several_data_sets_need_a_choice(tmp_path: Path) -> None:
     run = starvla.RUNS["oft"]
     path = starvla.write(tmp_path, run) / "dataset_statistics.json"
