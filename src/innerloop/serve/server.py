@@ -131,6 +131,8 @@ class Server:
             raise self.worker.failure
 
     def _interrupt(self) -> None:
+        if self._over.is_set():  # the first signal came twice, as `timeout` sends it
+            return
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)
         self._say("answering what was accepted, then ending; a second signal ends at once")
