@@ -1,6 +1,7 @@
 """The remote policy for asyncio: many requests may be under way at once on one connection."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from innerloop.client.wire import (
     headers,
     read_answer,
     read_greeting,
+    untrusted,
     waits,
     write_request,
 )
@@ -155,6 +157,8 @@ class AsyncRemotePolicy:
                 )
                 if error.response.status_code in FINAL_STATUS:
                     raise RemoteError("refused", f"{self._url} answers {reason}") from error
+            except ssl.SSLCertVerificationError as error:
+                raise untrusted(self._url, error) from error
             except (InvalidURI, ValueError) as error:  # a port that is no number
                 raise RemoteError("refused", f"'{self._url}' is no address; give ws://HOST:PORT") from error
             except (OSError, ConnectionClosed, InvalidHandshake) as error:

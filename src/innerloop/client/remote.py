@@ -1,5 +1,6 @@
 """A policy somewhere else: the two methods of a local policy, over a websocket that comes back when it breaks."""
 
+import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from innerloop.client.wire import (
     headers,
     read_answer,
     read_greeting,
+    untrusted,
     waits,
     write_request,
 )
@@ -137,6 +139,8 @@ class RemotePolicy:
                 )
                 if error.response.status_code in FINAL_STATUS:
                     raise RemoteError("refused", f"{self._url} answers {reason}") from error
+            except ssl.SSLCertVerificationError as error:
+                raise untrusted(self._url, error) from error
             except (InvalidURI, ValueError) as error:  # a port that is no number
                 raise RemoteError("refused", f"'{self._url}' is no address; give ws://HOST:PORT") from error
             except (OSError, ConnectionClosed, InvalidHandshake) as error:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -145,6 +146,15 @@ def waits() -> Iterator[float]:
 def headers(token: str | None) -> dict[str, str] | None:
     """The header that carries a token."""
     return None if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def untrusted(url: str, error: ssl.SSLCertVerificationError) -> RemoteError:
+    """The error of a certificate that this machine has no reason to trust; trying again cannot mend it."""
+    return RemoteError(
+        "refused",
+        f"the certificate of {url} is not trusted here ({error.verify_message}); "
+        "start this program with SSL_CERT_FILE=the server's certificate",
+    )
 
 
 def _read_error(message: str) -> tuple[Any, RemoteError]:

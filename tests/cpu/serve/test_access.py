@@ -195,6 +195,16 @@ def test_tls(certificate, monkeypatch):
             get(f"http://127.0.0.1:{server.server.port}/healthz")
 
 
+def test_a_certificate_that_is_not_trusted_is_said_at_once(certificate, monkeypatch):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with Running(FakePolicy(), certificate=certificate[0], private_key=certificate[1]) as server:
+        url = f"wss://localhost:{server.server.port}"
+        with pytest.raises(RemoteError, match=r"not trusted here .* SSL_CERT_FILE"):
+            RemotePolicy(url)
+        with pytest.raises(RemoteError, match=r"not trusted here .* SSL_CERT_FILE"):
+            asyncio.run(AsyncRemotePolicy(url).connect())
+
+
 def array(data=b"12345678", dtype="<f4", shape=(2,)):
     return {b"__ndarray__": True, b"data": data, b"dtype": dtype, b"shape": shape}
 
