@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from innerloop import __version__
+from innerloop.blocks.dit import DiT
 from innerloop.blocks.expert import ActionExpert
 from innerloop.contract import (
     Plan,
@@ -180,9 +181,13 @@ def _fill(
 
 
 def _pack(model: nn.Module, placement: Placement, config: PolicyConfig) -> bool:
-    """Whether the expert's products are now laid out as the few-row kernels read them."""
-    rows = placement.batch * config.chunk
-    if placement.kernels != "fused" or not skinny.supported(placement.device, placement.dtype, rows):
+    """Whether the action heads' products are now laid out as the few-row kernels read them."""
+    rows = {
+        m: m.tokens if isinstance(m, DiT) else config.chunk
+        for m in model.modules()
+        if isinstance(m, ActionExpert | DiT)
+    }
+    if placement.kernels != "fused" or not rows:
         return False
-    experts = [module for module in model.modules() if isinstance(module, ActionExpert)]
-    return all(expert.pack() for expert in experts)
+    few = all(skinny.supported(placement.device, placement.dtype, placement.batch * n) for n in rows.values())
+    return few and all(head.pack() for head in rows)

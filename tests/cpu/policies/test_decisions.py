@@ -165,3 +165,8 @@ def test_one_changed_weight_changes_fingerprint_and_actions(tmp_path: Path, poli
         other.infer(observe(policy, 0), seed=0).actions, policy.infer(observe(policy, 0), seed=0).actions
     )
     other.close()
+
+
+def test_on_a_cpu_nothing_claims_packed_kernels(policy: LoadedPolicy) -> None:
+    assert not policy.packed
+    assert policy.kernels == "reference"
