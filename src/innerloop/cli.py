@@ -364,6 +364,7 @@ def serve(
     rename: Rename = None,
     edge: EdgeFile = None,
     memory_cap: MemoryCap = None,
+    batch: Annotated[int, typer.Option(min=1, help="most robots decided for at once; one alone costs no more")] = 1,
 ) -> None:
     """Serve a policy to the robot clients that exist. Loopback by default; ready only when warm."""
     from innerloop.serve.access import ServeOptions
@@ -376,7 +377,7 @@ def serve(
     options.check()
     asked = {
         "device": device, "precision": precision, "assets": assets, "adapter": adapter, "horizon": horizon,
-        "edge": arguments.edge(rename, tokenizer, edge), "memory_cap": arguments.capped(memory_cap),
+        "edge": arguments.edge(rename, tokenizer, edge), "memory_cap": arguments.capped(memory_cap), "batch": batch,
     }  # fmt: skip
     run_server(lambda: _load(checkpoint, **asked), options)
 

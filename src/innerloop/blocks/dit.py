@@ -197,16 +197,17 @@ class DiT(nn.Module):
         normed = norm.layer_norm(x, table[-1, 0], table[-1, 1], OUTPUT_EPS)
         return linear.linear(normed, self.head_weight, self.head_bias)
 
-    def pack(self) -> bool:
+    def pack(self, keep: bool = False) -> bool:
         """Lay the blocks' products out as the few-row CUDA kernels read them; False, and no change, where widths do not suit.
 
-        A norm's product takes at most 16 warps of 128 columns.
+        A norm's product takes at most 16 warps of 128 columns. keep: hold on to the dense weights as well, for batches of
+        more rows than those kernels take.
         """
         if self.sizes.width % COLUMNS or self.sizes.width > 16 * COLUMNS:
             return False
         for block in self.blocks:
             for name in ("q_weight", "out_weight", "up_weight", "down_weight"):
-                packed = skinny.pack(getattr(block, name).data)
+                packed = skinny.pack(getattr(block, name).data, keep=keep)
                 delattr(block, name)
                 setattr(block, name, packed)
         self.packed = True

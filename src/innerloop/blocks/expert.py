@@ -80,8 +80,11 @@ class ActionExpert(nn.Module):
             x = skinny.project_residual(hidden, layer.down_weight, second.gate, x)
         return x
 
-    def pack(self) -> bool:
-        """Lay the products out as the few-row CUDA kernels read them; False, and no change, where widths do not suit."""
+    def pack(self, keep: bool = False) -> bool:
+        """Lay the products out as the few-row CUDA kernels read them; False, and no change, where widths do not suit.
+
+        keep: hold on to the dense weights as well, for batches of more rows than those kernels take.
+        """
         pairs = {
             "qkv_weight": self.sizes.head_dim // 2,
             "out_weight": 8,
@@ -92,7 +95,7 @@ class ActionExpert(nn.Module):
             return False
         for layer in self.layers:
             for name, pair in pairs.items():
-                packed = skinny.pack(getattr(layer, name).data, pair)
+                packed = skinny.pack(getattr(layer, name).data, pair, keep)
                 delattr(layer, name)
                 setattr(layer, name, packed)
         return True

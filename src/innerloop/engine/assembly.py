@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -79,8 +79,9 @@ def assemble(
     clock = [time.perf_counter()]
     model = outline(family, config, source)
     dtypes = dtypes_of(model, family, placement.dtype)
-    sketch = family.plans(model, placement.batch, placement.dtype, "")
-    memory = memory_plan(model, dtypes, next(iter(sketch.values())))
+    sizes = (1, placement.batch) if placement.batch > 1 else (1,)
+    sketches = [next(iter(family.plans(model, size, placement.dtype, "").values())) for size in sizes]
+    memory = memory_plan(model, dtypes, *sketches)
     say = announce or (lambda _: None)
     say(f"memory plan on {placement.device}\n{memory}")
     memory.check(memory_cap, free_memory(placement.device))
@@ -90,7 +91,7 @@ def assemble(
     packed = _pack(model, placement, config)
     clock.append(time.perf_counter())
     # the config too: a rotary base or a period changes actions without changing a shape
-    manifest = {**next(iter(sketch.values())).manifest(), "config": repr(config)}
+    manifest = {**sketches[-1].manifest(), "config": repr(config)}
     mark = fingerprint(
         weights=digest,
         **identity._asdict(),
@@ -98,20 +99,31 @@ def assemble(
         plan=manifest,
         kernels={"innerloop": __version__},
     )
-    plans = family.plans(model, placement.batch, placement.dtype, mark)
     tuned = _take_tuning(placement.device)
     if account is not None:
         say(str(account))
-    if placement.device.type == "cuda":
-        say(f"compiling, capturing and checking {len(plans)} prompt capacities: {', '.join(map(str, plans))} tokens")
-    samples = {capacity: family.sample(config, placement.batch, capacity) for capacity in plans}
-    with use_kernels(placement.kernels):  # the machine keeps the choice
-        runtime = Machine(plans, placement.device, samples=samples)
+    machines = [_machine(family, model, config, replace(placement, batch=size), mark, say) for size in sizes]
     clock.append(time.perf_counter())
     parts = dict(zip(("allocate", "weights", "capture"), np.diff(clock).tolist(), strict=True))
     return LoadedPolicy(
-        family, config, placement, model, processor, runtime, account, memory, mark, packed, tuned, parts
-    )
+        family, config, placement, model, processor, machines[0], account, memory, mark, packed, tuned,
+        batched=machines[1] if len(machines) > 1 else None, seconds=parts,
+    )  # fmt: skip
+
+
+def _machine(
+    family: Family, model: nn.Module, config: PolicyConfig, placement: Placement, mark: str, say: Announce
+) -> Machine:
+    """Plans of `placement.batch` rows made ready."""
+    plans = family.plans(model, placement.batch, placement.dtype, mark)
+    if placement.device.type == "cuda":
+        rows = f" for {placement.batch} robots at once" if placement.batch > 1 else ""
+        say(
+            f"compiling, capturing and checking {len(plans)} prompt capacities{rows}: {', '.join(map(str, plans))} tokens"
+        )
+    samples = {capacity: family.sample(config, placement.batch, capacity) for capacity in plans}
+    with use_kernels(placement.kernels):  # the machine keeps the choice
+        return Machine(plans, placement.device, samples=samples)
 
 
 def outline(family: Family, config: Any, source: TensorSource | RandomWeights) -> nn.Module:
@@ -149,10 +161,10 @@ def dtypes_of(model: nn.Module, family: Family, dtype: torch.dtype) -> dict[str,
     return {name: torch.float32 if kept(name) else dtype for name, _ in model.named_parameters()}
 
 
-def memory_plan(model: nn.Module, dtypes: Mapping[str, torch.dtype], plan: Plan) -> MemoryPlan:
-    """Weights and buffers, by role."""
+def memory_plan(model: nn.Module, dtypes: Mapping[str, torch.dtype], *plans: Plan) -> MemoryPlan:
+    """Weights, and the buffers of every machine's plan, by role."""
     weights = [(n, p.numel() * dtypes[n].itemsize, "weights") for n, p in model.named_parameters()]
-    buffers = [(b.name, b.bytes, b.role.value) for role in Role for b in plan.by_role(role)]
+    buffers = [(b.name, b.bytes, b.role.value) for role in Role for plan in plans for b in plan.by_role(role)]
     return MemoryPlan.of([*weights, *buffers])
 
 
@@ -181,7 +193,10 @@ def _fill(
 
 
 def _pack(model: nn.Module, placement: Placement, config: PolicyConfig) -> bool:
-    """Whether the action heads' products are now laid out as the few-row kernels read them."""
+    """Whether the action heads' products are now laid out as the few-row kernels read them.
+
+    One robot's rows decide; where a batch has more than those kernels take, the dense weights stay beside the packed.
+    """
     rows = {
         m: m.tokens if isinstance(m, DiT) else config.chunk
         for m in model.modules()
@@ -189,5 +204,8 @@ def _pack(model: nn.Module, placement: Placement, config: PolicyConfig) -> bool:
     }
     if placement.kernels != "fused" or not rows:
         return False
-    few = all(skinny.supported(placement.device, placement.dtype, placement.batch * n) for n in rows.values())
-    return few and all(head.pack() for head in rows)
+
+    def few(robots: int) -> bool:
+        return all(skinny.supported(placement.device, placement.dtype, robots * n) for n in rows.values())
+
+    return few(1) and all(head.pack(keep=not few(placement.batch)) for head in rows)

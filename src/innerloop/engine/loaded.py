@@ -37,12 +37,13 @@ class LoadedPolicy:
     placement: Placement
     model: nn.Module
     processor: Processor
-    runtime: Machine
+    runtime: Machine  # of one robot
     account: Account | None
     memory: MemoryPlan
     fingerprint: str
     packed: bool  # the expert's products are in the few-row kernels' layout
     tuned: int  # launch choices taken over from `innerloop tune`
+    batched: Machine | None = None  # of `placement.batch` robots at once, over the same weights
     seconds: Mapping[str, float] = field(default_factory=dict)  # of each part of loading
     notes: tuple[str, ...] = ()  # what a user should know of the checkpoint but need not change
     statistics: str = ""  # the set of statistics chosen, where sets have names
@@ -106,10 +107,6 @@ class LoadedPolicy:
         neither draws fresh noise. previous: what the new chunk continues (real-time chunking).
         Raises ObservationError and NonFiniteError.
         """
-        if self.placement.batch > 1:
-            return self.infer_batch(
-                [observation], noises=[noise], seeds=[seed], sessions=[session], previous=[previous]
-            )[0]
         started = time.perf_counter()
         row = self._row(observation, noise, seed, previous)
         processed = time.perf_counter()
@@ -131,12 +128,13 @@ class LoadedPolicy:
     ) -> list[Chunk]:
         """One decision for up to `batch` robots at once; row i depends on input i alone.
 
-        Rows share one session of the runtime, since another robot may stand in a row each time: every stage runs.
+        A robot alone is decided for as by `infer`. Several share one session of the batched machine, since another robot
+        may stand in a row each time: every stage runs.
         """
         size = self.placement.batch
         if not 0 < len(observations) <= size:
             raise ObservationError(f"{len(observations)} observations for a policy loaded with batch={size}")
-        if size == 1:
+        if self.batched is None or len(observations) == 1:
             only = previous[0] if previous else None
             return [self.infer(observations[0], noise=noises[0], seed=seeds[0], session=sessions[0], previous=only)]
         started = time.perf_counter()
@@ -145,7 +143,7 @@ class LoadedPolicy:
         processed = time.perf_counter()
         capacity = max(row.capacity for row in rows)
         filled = [*rows, *[rows[-1]] * (size - len(rows))]
-        decision = self.runtime.decide(BATCH_SESSION, [row.inputs for row in filled], capacity)
+        decision = self.batched.decide(BATCH_SESSION, [row.inputs for row in filled], capacity)
         decided = time.perf_counter()
         normalized = decision.outputs["actions"][: len(rows)]
         actions = [self.processor.finish(n, row.context) for n, row in zip(normalized, rows, strict=True)]
@@ -175,6 +173,8 @@ class LoadedPolicy:
     def close(self) -> None:
         """Stop the device thread and free graphs and buffers."""
         self.runtime.close()
+        if self.batched is not None:
+            self.batched.close()
 
     def _row(
         self, observation: Mapping[str, Any], noise: np.ndarray | None, seed: int | None, previous: Previous | None

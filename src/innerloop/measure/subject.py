@@ -86,7 +86,8 @@ class PolicySubject:
         """One decision for as many robots as the plan has rows; outputs keep the batch axis."""
         capacity = max(row.capacity for row in rows)
         inputs = [row.inputs for row in rows]
-        return _profiled(self.policy.runtime.decide(SESSION, inputs, capacity, profile=profile))
+        machine = self.policy.batched or self.policy.runtime
+        return _profiled(machine.decide(SESSION, inputs, capacity, profile=profile))
 
     def interpret(self, prepared: Prepared) -> np.ndarray:
         """Normalised actions from the same plan run eagerly with the same kernels, nothing captured."""

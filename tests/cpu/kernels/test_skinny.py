@@ -214,3 +214,10 @@ def test_reference_takes_dense_and_packed_weights_alike() -> None:
     for weight in (t["gate_up"], pack(t["gate_up"], 64)):
         out = reference.norm_glu(t["x"], torch.zeros(64), None, 1e-6, weight)
         assert torch.equal(out, reference.norm_glu(t["x"], torch.zeros(64), None, 1e-6, t["gate_up"]))
+
+
+def test_a_kept_weight_is_read_instead_of_unpacked() -> None:
+    weight = torch.randn(32, 64)
+    kept = pack(weight, keep=True)
+    assert reference.dense(kept) is weight
+    assert torch.equal(reference.dense(pack(weight)), weight)

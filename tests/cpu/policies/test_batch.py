@@ -44,3 +44,14 @@ def test_fewer_rows_than_the_batch_and_too_many(three: LoadedPolicy) -> None:
     assert three.infer(observe(three, 0), seed=0).actions.shape == (three.config.chunk, three.processor.widths.action)
     with pytest.raises(ObservationError, match="4 observations.*batch=3"):
         decide(three, [0, 1, 2, 0])
+
+
+def test_a_robot_alone_costs_what_it_costs_without_a_batch(policy: LoadedPolicy, three: LoadedPolicy) -> None:
+    observation = observe(policy, 4)
+    alone, plain = three.infer(observation, seed=4, session="alone"), policy.infer(observation, seed=4, session="alone")
+    assert np.array_equal(alone.actions, plain.actions)
+    again = three.infer_batch([observation], noises=[None], seeds=[5], sessions=["alone"])[0]
+    assert again.receipt is not None
+    assert again.receipt.stages == ("action",)  # its own session: only what changed
+    assert three.memory.total > policy.memory.total
+    assert three.memory.by_role()["weights"] == policy.memory.by_role()["weights"]

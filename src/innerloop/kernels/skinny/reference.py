@@ -14,7 +14,9 @@ from innerloop.kernels.skinny.packing import Packed, unpack
 
 def dense(weight: Tensor | Packed) -> Tensor:
     """The [N, K] weight itself."""
-    return unpack(weight) if isinstance(weight, Packed) else weight
+    if not isinstance(weight, Packed):
+        return weight
+    return unpack(weight) if weight.kept is None else weight.kept
 
 
 def norm_qkv_rope(
