@@ -89,12 +89,13 @@ def test_skipping_and_capacities_change_no_result(droid: LoadedPolicy) -> None:
 def test_rows_of_a_batch_do_not_meet(directory: Path) -> None:
     """Another robot's length and picture sizes in the same batch leave a row's actions as they are."""
     policy = innerloop.load(directory, device="cpu", assets=groot.DROID, batch=2)
+    assert policy.batched is not None
     cases = [groot.CASES["droid"], groot.CASES["long"]]
     prepared = [policy.processor.prepare(groot.observation(case)) for case in cases]
     rows = [{**p.inputs, "noise": groot.noise(case)} for p, case in zip(prepared, cases, strict=True)]
     capacity = max(policy.capacity(p.context.prompt_tokens) for p in prepared)
-    together = policy.runtime.decide("both", rows, capacity).outputs["actions"]
-    twice = policy.runtime.decide("same", [rows[0], rows[0]], capacity).outputs["actions"]
+    together = policy.batched.decide("both", rows, capacity).outputs["actions"]
+    twice = policy.batched.decide("same", [rows[0], rows[0]], capacity).outputs["actions"]
     policy.close()
     for row in twice:
         assert np.abs(together[0] - row).max() < 1e-5

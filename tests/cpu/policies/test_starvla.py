@@ -182,10 +182,11 @@ def test_a_width_that_fills_no_warp_is_not_packed() -> None:
 def test_two_robots_in_one_batch(tmp_path: Path) -> None:
     run, cases = starvla.RUNS["pi3"], starvla.CASES["pi3"]
     policy = innerloop.load(starvla.write(tmp_path, run), device="cpu", batch=2)
+    assert policy.batched is not None
     prepared = [policy.processor.prepare(seen(run, case)) for case in cases[:2]]
     capacity = policy.capacity(max(row.context.prompt_tokens for row in prepared))
     inputs = [row.inputs | {"noise": starvla.noise(run, case)} for row, case in zip(prepared, cases, strict=False)]
-    found = policy.runtime.decide("both", inputs, capacity).outputs["actions"]
+    found = policy.batched.decide("both", inputs, capacity).outputs["actions"]
     for index in range(2):
         np.testing.assert_allclose(found[index], GOLDEN[f"pi3.{index}"], atol=TOLERANCE, rtol=0)
     policy.close()
