@@ -1,20 +1,20 @@
 """The remote policy for asyncio: many requests may be under way at once on one connection."""
 
 import asyncio
-import ssl
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from innerloop.client.packing import keep_large_blocks
-from innerloop.client.remote import FINAL_CODES, FINAL_STATUS
+from innerloop.client.remote import FINAL_CODES
 from innerloop.client.wire import (
     PROTOCOL,
+    UNCONNECTED,
     ConnectionFailed,
     Continued,
     RemoteChunk,
@@ -23,8 +23,8 @@ from innerloop.client.wire import (
     headers,
     read_answer,
     read_greeting,
-    untrusted,
     waits,
+    worth_trying_again,
     write_request,
 )
 
@@ -151,18 +151,8 @@ class AsyncRemotePolicy:
                 self._socket = socket
                 self._reader = asyncio.create_task(self._read(socket))
                 return
-            except InvalidStatus as error:
-                reason = (
-                    f"{error.response.status_code}: {(error.response.body or b'').decode(errors='replace').strip()}"
-                )
-                if error.response.status_code in FINAL_STATUS:
-                    raise RemoteError("refused", f"{self._url} answers {reason}") from error
-            except ssl.SSLCertVerificationError as error:
-                raise untrusted(self._url, error) from error
-            except (InvalidURI, ValueError) as error:  # a port that is no number
-                raise RemoteError("refused", f"'{self._url}' is no address; give ws://HOST:PORT") from error
-            except (OSError, ConnectionClosed, InvalidHandshake) as error:
-                reason = str(error)
+            except UNCONNECTED as error:
+                reason = worth_trying_again(self._url, error)
             if time.monotonic() + wait > until:
                 raise ConnectionFailed(f"{self._url} could not be reached within {self._patience:g} s ({reason})")
             await asyncio.sleep(wait)

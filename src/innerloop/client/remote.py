@@ -1,19 +1,19 @@
 """A policy somewhere else: the two methods of a local policy, over a websocket that comes back when it breaks."""
 
-import ssl
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
 from innerloop.client.packing import keep_large_blocks
 from innerloop.client.wire import (
     PROTOCOL,
+    UNCONNECTED,
     ConnectionFailed,
     Continued,
     RemoteChunk,
@@ -22,13 +22,12 @@ from innerloop.client.wire import (
     headers,
     read_answer,
     read_greeting,
-    untrusted,
     waits,
+    worth_trying_again,
     write_request,
 )
 
 FINAL_CODES = {1002, 1003, 1007, 1008, 1009}  # closes that sending again cannot mend
-FINAL_STATUS = {400, 401, 403, 404}
 
 
 class RemotePolicy:
@@ -133,18 +132,8 @@ class RemotePolicy:
             try:
                 self._socket, self._metadata = self._greet(until)
                 return
-            except InvalidStatus as error:
-                reason = (
-                    f"{error.response.status_code}: {(error.response.body or b'').decode(errors='replace').strip()}"
-                )
-                if error.response.status_code in FINAL_STATUS:
-                    raise RemoteError("refused", f"{self._url} answers {reason}") from error
-            except ssl.SSLCertVerificationError as error:
-                raise untrusted(self._url, error) from error
-            except (InvalidURI, ValueError) as error:  # a port that is no number
-                raise RemoteError("refused", f"'{self._url}' is no address; give ws://HOST:PORT") from error
-            except (OSError, ConnectionClosed, InvalidHandshake) as error:
-                reason = str(error)
+            except UNCONNECTED as error:
+                reason = worth_trying_again(self._url, error)
             if time.monotonic() + wait > until:
                 raise ConnectionFailed(f"{self._url} could not be reached within {self._patience:g} s ({reason})")
             time.sleep(wait)

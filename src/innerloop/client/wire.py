@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from innerloop.client.packing import MessageError, pack, unpack
 
 PROTOCOL = "innerloop.v1"  # websocket subprotocol of clients that understand status messages
+UNCONNECTED = (InvalidURI, ValueError, OSError, ConnectionClosed, InvalidHandshake)
+FINAL_STATUS = {400, 401, 403, 404}
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds between attempts to connect
 
 
@@ -148,13 +151,23 @@ def headers(token: str | None) -> dict[str, str] | None:
     return None if token is None else {"Authorization": f"Bearer {token}"}
 
 
-def untrusted(url: str, error: ssl.SSLCertVerificationError) -> RemoteError:
-    """The error of a certificate that this machine has no reason to trust; trying again cannot mend it."""
-    return RemoteError(
-        "refused",
-        f"the certificate of {url} is not trusted here ({error.verify_message}); "
-        "start this program with SSL_CERT_FILE=the server's certificate",
-    )
+def worth_trying_again(url: str, error: Exception) -> str:
+    """Why a connection was not made, one of UNCONNECTED. Raises RemoteError for what trying again cannot mend."""
+    if isinstance(error, InvalidStatus):
+        status, body = error.response.status_code, error.response.body or b""
+        reason = f"{status}: {body.decode(errors='replace').strip()}"
+        if status in FINAL_STATUS:
+            raise RemoteError("refused", f"{url} answers {reason}") from error
+        return reason
+    if isinstance(error, ssl.SSLCertVerificationError):
+        raise RemoteError(
+            "refused",
+            f"the certificate of {url} is not trusted here ({error.verify_message}); "
+            "start this program with SSL_CERT_FILE=the server's certificate",
+        ) from error
+    if isinstance(error, InvalidURI | ValueError):  # a port that is no number
+        raise RemoteError("refused", f"'{url}' is no address; give ws://HOST:PORT") from error
+    return str(error)
 
 
 def _read_error(message: str) -> tuple[Any, RemoteError]:
