@@ -2,7 +2,7 @@
 
 Random weights at the published size; every camera count, prompt length and chunk that users run, and for the usual one
 (2 cameras, 48 tokens, chunk of 10) also the ladder, the batch curve and the control-time roofline. A record that is
-already there is not measured again.
+already there is not measured again. A case that fails is printed, the next ones go on, and the exit status is 1.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from innerloop.contract import InnerloopError
 from innerloop.measure.command import bench_command
 from innerloop.measure.options import BenchOptions
 from innerloop.policies import FAMILIES
@@ -50,8 +51,25 @@ def cases(family: str, against: tuple[str, ...], ticks: int) -> Iterator[tuple[s
     yield f"{family}-640x480-jpeg.json", replace(usual, frames="640x480", encoding="jpeg", against=())
 
 
+def measure(
+    family: str, folder: Path, out: Console, only: str = "", against: tuple[str, ...] = (), ticks: int = 1000
+) -> list[str]:
+    """Measure what is missing in `folder` and return the names of the cases that failed."""
+    failed = []
+    for name, case in cases(family, against, ticks):
+        place = folder / name
+        if only not in name or place.exists():
+            continue
+        try:
+            bench_command(case, out, place)
+        except InnerloopError as error:
+            out.print(f"{name} failed: {error}", style="red", highlight=False, markup=False)
+            failed.append(name)
+    return failed
+
+
 def main() -> None:
-    """Measure what is missing."""
+    """Measure what is missing; exit status 1 where a case failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("family", choices=sorted(FAMILIES))
     parser.add_argument("--out", type=Path, default=Path("bench/records"))
@@ -60,10 +78,10 @@ def main() -> None:
     parser.add_argument("--ticks", type=int, default=1000)
     options = parser.parse_args()
     out = Console()
-    for name, case in cases(options.family, tuple(options.against), options.ticks):
-        place = options.out / name
-        if options.only in name and not place.exists():
-            bench_command(case, out, place)
+    failed = measure(options.family, options.out, out, options.only, tuple(options.against), options.ticks)
+    if failed:
+        out.print(f"failed: {', '.join(failed)}", style="red", highlight=False)
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

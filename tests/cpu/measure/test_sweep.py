@@ -1,0 +1,51 @@
+"""python -m bench.policies: what is measured, and a case that fails among others."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bench import policies
+from innerloop.contract import InnerloopError
+from innerloop.measure.options import BenchOptions
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the records asked for; those with three cameras fail, the others are written."""
+    names: list[str] = []
+
+    def pretend(options: BenchOptions, out: Console, place: Path) -> None:
+        names.append(place.name)
+        if options.views == 3:
+            raise InnerloopError("actions differ from [the interpreter]")
+        place.write_text("{}")
+
+    monkeypatch.setattr(policies, "bench_command", pretend)
+    return names
+
+
+def test_a_case_that_fails_is_printed_and_the_next_one_goes_on(asked: list[str], tmp_path: Path) -> None:
+    out = Console(record=True, quiet=True, width=200)
+    failed = policies.measure("pi0", tmp_path, out)
+    assert failed == [name for name in asked if "3cam" in name]
+    assert 0 < len(failed) < len(asked)
+    assert asked[-1] not in failed
+
+
+def test_the_exit_status_tells_and_what_is_there_is_not_measured_again(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["policies", "pi0", "--out", str(tmp_path), "--only", "48tok"])
+    with pytest.raises(SystemExit, match="1"):
+        policies.main()
+    first = list(asked)
+    assert "actions differ from [the interpreter]" in capsys.readouterr().out
+    asked.clear()
+    with pytest.raises(SystemExit):
+        policies.main()
+    assert asked == [name for name in first if "3cam" in name]
+    for name in asked:
+        (tmp_path / name).write_text("{}")
+    policies.main()
