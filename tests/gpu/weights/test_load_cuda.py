@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from innerloop.weights import NameTable, free_memory, load_weights
 from innerloop.weights.files import open_weight_files
 
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 TABLE = NameTable({"w": ("a", "b")}, {}, (), ())
 
 
