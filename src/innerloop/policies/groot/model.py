@@ -38,7 +38,7 @@ class Groot(nn.Module):
         self.decode_in = EmbodimentLinear(many, c.dit.output, c.hidden)
         self.decode_out = EmbodimentLinear(many, c.hidden, c.max_action_dim)
         self.place = nn.Parameter(torch.empty(c.places, wide))
-        self.dit = DiT(config.dit)
+        self.dit = DiT(config.dit, 1 + config.chunk)  # the state and the actions
 
     def tables(self) -> dict[str, torch.Tensor]:
         """What depends on weights, embodiment and step index alone, by static buffer."""
