@@ -153,7 +153,7 @@ class ActionLimits:
 def check_finite(actions: np.ndarray, what: str) -> None:
     """Raises NonFiniteError that names the first bad row and dimension of [T, dim]."""
     finite = np.isfinite(actions)
-    if finite.all():
+    if np.count_nonzero(finite) == finite.size:
         return
     row, column = np.argwhere(~finite)[0]
     raise NonFiniteError(

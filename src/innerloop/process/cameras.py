@@ -1,7 +1,8 @@
 """Which camera is which: names matched at the edge, never by position."""
 
+import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from innerloop.contract import CheckpointError, ObservationError
@@ -60,12 +61,12 @@ class Cameras:
                     f"its cameras are {self._listed()}"
                 )
 
-    @property
+    @functools.cached_property
     def required(self) -> tuple[str, ...]:
         """The slots that a robot's cameras fill, in checkpoint order."""
         return tuple(name for name in self.names if name not in self.empty)
 
-    @property
+    @functools.cached_property
     def empty(self) -> tuple[str, ...]:
         """The slots that no robot fills."""
         return tuple(name for name in self.names if _EMPTY.fullmatch(name) or name in self.absent)
@@ -89,11 +90,21 @@ class Cameras:
 
     def match(self, images: Mapping[str, object]) -> list[object | None]:
         """One entry a slot in checkpoint order; None where the slot is empty or the caller declared it absent."""
-        found = self.check(images)
-        matched = [images[found[name]] if name in found else None for name in self.names]
+        matched = [None if name is None else images[name] for name in self._given(tuple(images))]
         if all(image is None for image in matched):
             raise ObservationError(f"every camera is declared absent; at least one of {self._listed()} is needed")
         return matched
+
+    @functools.cached_property
+    def _given(self) -> Callable[[tuple[str, ...]], tuple[str | None, ...]]:
+        """By the names of an observation: the name as given for each slot. A robot sends the same ones every time."""
+
+        @functools.lru_cache(maxsize=64)
+        def given(names: tuple[str, ...]) -> tuple[str | None, ...]:
+            found = self.check(names)
+            return tuple(found.get(name) for name in self.names)
+
+        return given
 
     def _slot(self, name: str) -> str:
         if not isinstance(name, str):

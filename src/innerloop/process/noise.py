@@ -1,5 +1,7 @@
 """The noise a decision starts from: given, or drawn from a seed."""
 
+import os
+
 import numpy as np
 
 from innerloop.contract import ObservationError
@@ -23,4 +25,15 @@ def draw_noise(seed: int | None, chunk: int, width: int) -> np.ndarray:
     """float32 [chunk, width] standard normal, the same for the same seed on every machine; fresh entropy for None."""
     if seed is not None and (not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0):
         raise ObservationError(f"seed is {seed!r}; it must be a whole number that is not negative")
-    return np.random.Generator(np.random.PCG64(seed)).standard_normal((chunk, width), dtype=np.float32)
+    source = _fresh if seed is None else np.random.Generator(np.random.PCG64(seed))
+    return source.standard_normal((chunk, width), dtype=np.float32)
+
+
+def _renew() -> None:
+    global _fresh
+    _fresh = np.random.Generator(np.random.PCG64())
+
+
+# Seeded once a process, from the system's entropy: asking for it at every decision costs more than the draw.
+_fresh = np.random.Generator(np.random.PCG64())
+os.register_at_fork(after_in_child=_renew)

@@ -1,5 +1,6 @@
 """The steps in order and their inverses backwards: observation -> plan inputs, normalised chunk -> robot units."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -142,11 +143,11 @@ class PromptStep(Step):
 
     def forward(self, draft: Draft) -> None:
         """Writes `tokens` and `prompt_length`."""
-        bins = discretize(draft.state).tolist() if self.template.takes_state else None
+        bins = discretize(draft.state) if self.template.takes_state else None
         pieces = self.template.render(draft.prompt, bins)
         ids = self.tokenizer.ids(pieces)
         draft.inputs["tokens"] = fit(ids, self.capacity)
-        draft.inputs["prompt_length"] = np.array([len(ids)], np.int32)
+        draft.inputs["prompt_length"] = _integers((len(ids),))
         draft.tokens, draft.text = len(ids), "".join(pieces)
 
 
@@ -185,8 +186,8 @@ class FramesStep(Step):
             for name, image in zip(self.cameras.names, matched, strict=True)
         ]
         draft.inputs["frames"] = tuple(frame.reshape(-1) for frame in frames)
-        draft.inputs["frame_sizes"] = np.array([frame.shape[:2] for frame in frames], np.int32)
-        draft.inputs["camera_mask"] = np.array([image is not None for image in matched], np.int32)
+        draft.inputs["frame_sizes"] = _integers(tuple(frame.shape[:2] for frame in frames))
+        draft.inputs["camera_mask"] = _integers(tuple(int(image is not None) for image in matched))
 
     def _frame(self, name: str, image: object) -> np.ndarray:
         frame = to_frame(name, image, self.spec)
@@ -222,6 +223,12 @@ class Processor:
         self._pipeline = pipeline
         self._state_dtype = state_dtype
         self._facts = facts
+        self._unguided = {
+            "previous": np.zeros((widths.chunk, widths.max_action), np.float32),
+            "guidance": np.zeros(widths.chunk, np.float32),
+        }
+        for zeros in self._unguided.values():
+            zeros.setflags(write=False)
 
     def prepare(self, observation: Mapping[str, Any]) -> Prepared:
         """{"images", "state", "prompt"} -> the plan's inputs. Raises ObservationError."""
@@ -231,7 +238,7 @@ class Processor:
         draft = Draft(observation["images"], observation["prompt"], raw, raw)
         for step in self._pipeline.forward:
             step.forward(draft)
-        context = Context(draft.raw_state, draft.tokens, draft.text, draft.state.astype(np.float32))
+        context = Context(draft.raw_state, draft.tokens, draft.text, draft.state.astype(np.float32, copy=False))
         return Prepared({**draft.inputs, **self.guidance(None, context)}, context)
 
     def finish(self, normalized: np.ndarray, context: Context) -> np.ndarray:
@@ -255,18 +262,17 @@ class Processor:
 
         Raises ObservationError.
         """
+        if previous is None:
+            return dict(self._unguided)
         widths = self.widths
+        actions = check(previous, widths.action, widths.chunk)
+        count = len(actions)
+        for step in self._pipeline.forward:
+            actions = step.again(actions, context)
         target = np.zeros((widths.chunk, widths.max_action), np.float32)
-        pull = np.zeros(widths.chunk, np.float32)
-        if previous is not None:
-            actions = check(previous, widths.action, widths.chunk)
-            count = len(actions)
-            for step in self._pipeline.forward:
-                actions = step.again(actions, context)
-            target[:count, : widths.action] = actions
-            horizon = count if previous.horizon is None else min(previous.horizon, count)
-            pull = weights(previous.schedule, widths.chunk, previous.delay, horizon)
-        return {"previous": target, "guidance": pull}
+        target[:count, : widths.action] = actions
+        horizon = count if previous.horizon is None else min(previous.horizon, count)
+        return {"previous": target, "guidance": weights(previous.schedule, widths.chunk, previous.delay, horizon)}
 
     def noise(self, noise: object = None, seed: int | None = None) -> np.ndarray:
         """float32 [chunk, max_action_dim]: the given noise, checked and copied, or drawn from the seed."""
@@ -279,6 +285,14 @@ class Processor:
     def describe(self) -> dict[str, Any]:
         """Plain data: cameras, renames, image rules, modes, widths, template, tokenizer, units and notes."""
         return dict(self._facts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _integers(values: tuple[Any, ...]) -> np.ndarray:
+    """int32; made once, read-only: sizes, masks and lengths take few values."""
+    array = np.array(values, np.int32)
+    array.setflags(write=False)
+    return array
 
 
 def _check_keys(observation: Any) -> None:

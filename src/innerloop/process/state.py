@@ -1,6 +1,8 @@
 """Robot state and the numbers around it: normalisation with its inverse, discretisation, padding."""
 
+import math
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,8 @@ from innerloop.contract import CheckpointError, ObservationError
 
 _RANGES = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
 _QUANTILE_PAIR = re.compile(r"Q(\d\d)_Q(\d\d)")  # any other pair of quantiles, such as Q02_Q98
-_BIN_EDGES = np.linspace(-1, 1, 256 + 1)[:-1]  # pi05: openpi models/tokenizer.py, LeRobot processor_pi05.py
+# pi05: openpi models/tokenizer.py, LeRobot processor_pi05.py
+_BIN_EDGES: list[float] = np.linspace(-1, 1, 256 + 1)[:-1].tolist()
 
 
 @dataclass(frozen=True)
@@ -114,18 +117,18 @@ class Normalizer:
 
     def apply(self, values: np.ndarray) -> np.ndarray:
         """Robot units -> normalised, in the statistics' dtype; a new array."""
-        values = np.array(values, dtype=self.offset.dtype)
         if self.mode == "IDENTITY":
-            return values
+            return np.array(values, dtype=self.offset.dtype)
+        values = np.asarray(values, dtype=self.offset.dtype)
         centred: np.ndarray = values - self.offset
         scaled: np.ndarray = centred / self.divisor if self.mode == "MEAN_STD" else 2 * centred / self.divisor - 1
         return scaled
 
     def invert(self, values: np.ndarray) -> np.ndarray:
         """Normalised -> robot units, in the statistics' dtype; a new array."""
-        values = np.array(values, dtype=self.offset.dtype)
         if self.mode == "IDENTITY":
-            return values
+            return np.array(values, dtype=self.offset.dtype)
+        values = np.asarray(values, dtype=self.offset.dtype)
         unit: np.ndarray = values if self.mode == "MEAN_STD" else (values + 1) / 2
         scaled: np.ndarray = unit * self.factor + self.offset
         return scaled
@@ -147,17 +150,20 @@ def to_state(state: Any, width: int, dtype: type, *, exact: bool = True) -> np.n
         raise ObservationError(
             f"state has {values.size} values, the checkpoint takes {bound}; send what it was trained with, in order"
         )
-    with np.errstate(over="ignore"):
-        values = values.astype(dtype)
-    if not np.isfinite(values).all():
+    if values.dtype == dtype:
+        values = values.copy()
+    else:
+        with np.errstate(over="ignore"):
+            values = values.astype(dtype)
+    if not all(map(math.isfinite, values.tolist())):  # of a few numbers sooner known than by two array operations
         bad = _first(~np.isfinite(values))
         raise ObservationError(f"state is not finite (NaN or infinity) in dimension {bad}; check the sensor")
     return values
 
 
-def discretize(state: np.ndarray) -> np.ndarray:
-    """Normalised state -> int bins, 0..255 inside [-1, 1] and -1 below it, as openpi and LeRobot 0.6.1 write them."""
-    return np.searchsorted(_BIN_EDGES, state, side="right") - 1
+def discretize(state: np.ndarray) -> list[int]:
+    """Normalised state [n] -> bins, 0..255 inside [-1, 1] and -1 below it, as openpi and LeRobot 0.6.1 write them."""
+    return [bisect_right(_BIN_EDGES, value) - 1 for value in state.tolist()]
 
 
 def undiscretize(bins: np.ndarray) -> np.ndarray:

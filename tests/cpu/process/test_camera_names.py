@@ -16,6 +16,15 @@ def test_order_is_the_checkpoints_whatever_the_caller_sends() -> None:
     assert cameras.empty == ("empty_camera_0",)
 
 
+def test_the_same_names_again_mean_the_new_pictures_and_a_mismatch_is_found_every_time() -> None:
+    cameras = Cameras(NAMES)
+    for turn in range(3):
+        assert cameras.match({"wrist": turn, "front": -turn}) == [-turn, turn, None]
+        assert cameras.match({"front": -turn, "wrist": turn}) == [-turn, turn, None]
+        with pytest.raises(ObservationError, match="missing: wrist"):
+            cameras.match({"front": turn})
+
+
 def test_rename_applies_at_the_edge() -> None:
     cameras = Cameras(NAMES, rename={"cam_high": "front", "observation.images.cam_low": "observation.images.wrist"})
     assert cameras.match({"cam_low": "l", "cam_high": "h"}) == ["h", "l", None]

@@ -1,6 +1,8 @@
 """The whole of it: an observation becomes the plan's inputs and a chunk comes back in robot units."""
 
 import copy
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -287,6 +289,28 @@ def test_noise_is_checked_or_drawn() -> None:
             processor.noise(bad)
     with pytest.raises(ObservationError, match="both noise and seed"):
         processor.noise(given, seed=1)
+
+
+def test_a_forked_process_does_not_draw_its_parents_noise() -> None:
+    code = (
+        "import os\n"
+        "from innerloop.process.noise import draw_noise\n"
+        "read, write = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    os.write(write, draw_noise(None, 2, 2).tobytes())\n"
+        "    os._exit(0)\n"
+        "assert draw_noise(None, 2, 2).tobytes() != os.read(read, 16)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_shared_between_observations_cannot_be_changed() -> None:
+    processor = flow_processor(Sizes(), lerobot())
+    first, second = processor.prepare(observation()).inputs, processor.prepare(observation()).inputs
+    for name, value in first.items():
+        arrays = value if isinstance(value, tuple) else (value,)
+        for array in arrays if second[name] is value else ():
+            assert not array.flags.writeable, name
 
 
 class Marked:
