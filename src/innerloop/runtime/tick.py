@@ -19,9 +19,9 @@ class Tick:
 
     def decide(self, steps: Sequence[Step], inputs: Mapping[str, Value], ledger: Ledger, kept: Kept) -> Due:
         """Runs what `inputs` make due and leaves the outputs in the host's windows."""
-        self.windows.stage(inputs, ledger, kept)
-        due = self.refresh.due(steps, ledger)
         try:
+            self.windows.stage(inputs, ledger, kept)
+            due = self.refresh.due(steps, ledger)
             self.windows.upload(due, ledger, kept)
             self.replay(due, ledger)
             self.windows.fetch()

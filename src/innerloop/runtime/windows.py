@@ -17,7 +17,9 @@ Kept = list[Pieces | None]  # a session's last values; None where they lie in th
 
 SMALL = 16384  # bytes; neighbouring inputs up to this size travel in one copy, which costs what a tiny one costs
 
-GLANCE = 1024  # bytes; a new frame shows in its first ones, which spares reading all of it
+GLANCE = 1024  # bytes; a new frame shows in the ones in its middle, which spares reading all of it
+BLOCK = 65536  # bytes compared at once, so that what is compared stays in the nearest caches
+VIEWS = 256  # pairs of views kept; runs of small inputs and sizes of rows take few values
 
 NUMPY: dict[torch.dtype, type[np.generic]] = {
     torch.uint8: np.uint8,
@@ -75,16 +77,26 @@ def write_window(arena: Arena, name: str, value: Value) -> None:
 class Slot:
     """One input: its place in the input region, and what its staging memory holds."""
 
-    __slots__ = ("buffer", "content", "end", "index", "small", "start", "views")
+    __slots__ = ("_dtype", "_shapes", "at", "buffer", "content", "end", "index", "small", "start", "views")
 
-    def __init__(self, buffer: Buffer, index: int, start: int) -> None:
+    def __init__(self, buffer: Buffer, at: int, index: int, start: int) -> None:
         self.buffer = buffer
+        self.at = at  # among the inputs
         self.index = index  # of the buffer in the refresh table
         self.start = start
         self.end = start + buffer.bytes
         self.small = buffer.bytes <= SMALL
         self.content = NOTHING
         self.views: Pieces = ()  # the staged pieces, as views of the staging memory
+        self._dtype = np.dtype(host_dtype(buffer))
+        self._shapes = {buffer.shape, buffer.shape[1:]} if buffer.shape[:1] == (1,) else {buffer.shape}
+
+    def pieces(self, value: Value) -> Pieces:
+        """As the function of this name; the usual value, whole and contiguous, takes a short way."""
+        usual = isinstance(value, np.ndarray) and value.shape in self._shapes and value.dtype == self._dtype
+        if usual and value.flags.c_contiguous:  # type: ignore[union-attr]
+            return (value.reshape(-1).view(np.uint8),)  # type: ignore[union-attr]
+        return pieces(self.buffer, value)
 
 
 class Windows:
@@ -93,44 +105,50 @@ class Windows:
     def __init__(self, arena: Arena, refresh: Refresh) -> None:
         self._refresh = refresh
         self.pinned = arena.device.type == "cuda"
-        self._slots = [_slot(arena, refresh, index) for index in refresh.inputs]
-        self._by_name = {slot.buffer.name: at for at, slot in enumerate(self._slots)}
+        self._slots = [_slot(arena, refresh, at, index) for at, index in enumerate(refresh.inputs)]
+        self._by_name = {slot.buffer.name: slot for slot in self._slots}
         self._in_order = sorted(self._slots, key=lambda slot: slot.start)
-        self._position = {slot.index: at for at, slot in enumerate(self._slots)}
+        self._read = {step.key: frozenset(step.reads) for steps in refresh.steps for step in steps}
+        self._views: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._device = arena.regions[Role.INPUT.value]
         self._staging = torch.zeros(self._device.shape, dtype=torch.uint8, pin_memory=self.pinned)
         self._host = self._staging.numpy()
-        self._differs = np.empty(max((slot.buffer.bytes for slot in self._slots), default=0), np.bool_)
+        self._differs = np.empty(BLOCK // 8, np.bool_)
         self._out_device = arena.regions[Role.OUTPUT.value]
         self._out_staging = torch.zeros(self._out_device.shape, dtype=torch.uint8, pin_memory=self.pinned)
         self._outputs = {name: self._output_view(arena, name) for name in (refresh.names[i] for i in refresh.outputs)}
         self._done = torch.cuda.Event() if self.pinned else None  # type: ignore[no-untyped-call]
 
     def stage(self, inputs: Mapping[str, Value], ledger: Ledger, kept: Kept) -> None:
-        """Copies what differs from the session's last values into staging, under fresh content numbers."""
+        """Copies what differs from the session's last values into staging, under fresh content numbers.
+
+        Large ones start on their way to the device at once, and travel while the rest is looked at.
+        """
         given = []
         for name, value in inputs.items():
-            at = self._by_name.get(name)
-            if at is None:
+            slot = self._by_name.get(name)
+            if slot is None:
                 raise ObservationError(f"'{name}' is no input of this policy; its inputs are {sorted(self._by_name)}")
-            given.append((at, pieces(self._slots[at].buffer, value)))
-        for at, new in given:
-            slot = self._slots[at]
-            if self._changes(slot, new, ledger.versions[slot.index], kept[at]):
+            given.append((slot.small, slot, slot.pieces(value)))
+        given.sort(key=_large_first)
+        for _, slot, new in given:
+            if self._changes(slot, new, ledger.versions[slot.index], kept[slot.at]):
                 content = self._refresh.fresh()
                 ledger.versions[slot.index] = content
-                kept[at] = None
+                kept[slot.at] = None
                 self._fill(slot, new, content)
 
     def upload(self, due: Sequence[tuple[Step, int]], ledger: Ledger, kept: Kept) -> None:
         """Starts the copies of the inputs that due steps read and the arena does not hold."""
         versions, present = ledger.versions, self._refresh.present
-        needed = {i for step, _ in due for i in step.reads}
+        needed = [self._read[step.key] for step, _ in due]
         missing = [
-            slot for slot in self._in_order if slot.index in needed and present[slot.index] != versions[slot.index]
+            slot
+            for slot in self._in_order
+            if present[slot.index] != versions[slot.index] and any(slot.index in reads for reads in needed)
         ]
         for slot in missing:
-            self._restage(slot, versions[slot.index], kept[self._position[slot.index]])
+            self._restage(slot, versions[slot.index], kept[slot.at])
         run: list[Slot] = []
         for slot in self._in_order if missing else ():
             if slot not in missing:
@@ -139,19 +157,18 @@ class Windows:
                     run = []
             elif slot.small:
                 run.append(slot)
-            else:
-                self._copy_pieces(slot)
+            elif present[slot.index] != slot.content:  # otherwise it left when it was staged
+                self._copy_rows(slot)
         self._copy_run(run)
 
     def fetch(self) -> None:
         """Starts the copy of all outputs to the host."""
         self._out_staging.copy_(self._out_device, non_blocking=True)
-        if self._done is not None:
-            self._done.record()
 
     def wait(self) -> None:
         """Waits for everything started: the one synchronisation of a decision."""
         if self._done is not None:
+            self._done.record()
             self._done.synchronize()
 
     def outputs(self) -> dict[str, np.ndarray]:
@@ -160,9 +177,9 @@ class Windows:
 
     def save(self, ledger: Ledger, kept: Kept) -> None:
         """Copies a session's staged values out, before another session's take their place."""
-        for at, slot in enumerate(self._slots):
-            if kept[at] is None and slot.content == ledger.versions[slot.index]:
-                kept[at] = tuple(view.copy() for view in slot.views)
+        for slot in self._slots:
+            if kept[slot.at] is None and slot.content == ledger.versions[slot.index]:
+                kept[slot.at] = tuple(view.copy() for view in slot.views)
 
     def nothing(self) -> Kept:
         """Of a session that has given nothing."""
@@ -178,19 +195,33 @@ class Windows:
         return any(a.size != b.size or self._any_differs(a, b) for a, b in zip(saved, new, strict=True))
 
     def _any_differs(self, a: np.ndarray, b: np.ndarray) -> bool:
-        if a.size > 4 * GLANCE and self._any_differs(a[:GLANCE], b[:GLANCE]):
+        if a.size <= SMALL:
+            return a.tobytes() != b.tobytes()
+        middle, whole = a.size // 2, a.size // BLOCK * BLOCK
+        if a[middle : middle + GLANCE].tobytes() != b[middle : middle + GLANCE].tobytes():
             return True
-        return bool(np.not_equal(a, b, out=self._differs[: a.size]).any())
+        for at in range(0, whole, BLOCK):
+            words = a[at : at + BLOCK].view(np.uint64), b[at : at + BLOCK].view(np.uint64)
+            if np.not_equal(*words, out=self._differs).any():
+                return True
+        return a[whole:].tobytes() != b[whole:].tobytes()
 
     def _fill(self, slot: Slot, new: Pieces, content: int) -> None:
         slot.content = NOTHING
+        if not slot.small:
+            self._refresh.present[slot.index] = NOTHING
         if [piece.size for piece in new] != [view.size for view in slot.views]:
             stride = slot.buffer.bytes // len(new)
             starts = range(slot.start, slot.end, stride)
             slot.views = tuple(self._host[at : at + piece.size] for at, piece in zip(starts, new, strict=True))
-        for view, piece in zip(slot.views, new, strict=True):
+        stride = slot.buffer.bytes // len(new)
+        for start, view, piece in zip(range(slot.start, slot.end, stride), slot.views, new, strict=True):
             view[:] = piece
+            if not slot.small:
+                self._copy(start, start + view.size)
         slot.content = content
+        if not slot.small:
+            self._refresh.present[slot.index] = content
 
     def _restage(self, slot: Slot, content: int, saved: Pieces | None) -> None:
         if not content:
@@ -205,18 +236,24 @@ class Windows:
         """One copy for small inputs and what lies between them."""
         if not run:
             return
-        where = slice(run[0].start, run[-1].end)
-        self._device[where].copy_(self._staging[where], non_blocking=True)
+        self._copy(run[0].start, run[-1].end)
         for slot in run:
             self._refresh.present[slot.index] = slot.content
 
-    def _copy_pieces(self, slot: Slot) -> None:
+    def _copy_rows(self, slot: Slot) -> None:
         stride = slot.buffer.bytes // len(slot.views)
-        for at, view in enumerate(slot.views):
-            start = slot.start + at * stride
-            where = slice(start, start + view.size)
-            self._device[where].copy_(self._staging[where], non_blocking=True)
+        for start, view in zip(range(slot.start, slot.end, stride), slot.views, strict=True):
+            self._copy(start, start + view.size)
         self._refresh.present[slot.index] = slot.content
+
+    def _copy(self, start: int, end: int) -> None:
+        """Starts one copy from staging into the same place on the device."""
+        views = self._views.get((start, end))
+        if views is None:
+            if len(self._views) >= VIEWS:
+                self._views.clear()
+            views = self._views[start, end] = self._device[start:end], self._staging[start:end]
+        views[0].copy_(views[1], non_blocking=True)
 
     def _output_view(self, arena: Arena, name: str) -> np.ndarray:
         buffer = arena.layout.buffers[name]
@@ -224,10 +261,13 @@ class Windows:
         return self._out_staging[start : start + buffer.bytes].numpy().view(host_dtype(buffer)).reshape(buffer.shape)
 
 
-def _slot(arena: Arena, refresh: Refresh, index: int) -> Slot:
+def _slot(arena: Arena, refresh: Refresh, at: int, index: int) -> Slot:
     buffer = arena.layout.buffers[refresh.names[index]]
-    host_dtype(buffer)
-    return Slot(buffer, index, arena.layout.places[buffer.name][1])
+    return Slot(buffer, at, index, arena.layout.places[buffer.name][1])
+
+
+def _large_first(given: tuple[bool, Slot, Pieces]) -> bool:
+    return given[0]
 
 
 def _check_dtype(buffer: Buffer, array: np.ndarray) -> None:

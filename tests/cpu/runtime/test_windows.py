@@ -11,7 +11,7 @@ from innerloop.runtime.windows import SMALL
 def machine():
     """Three small inputs, each behind a stage of its own, and a large one."""
     f32 = torch.float32
-    sizes = {"a": 3, "b": 5, "c": 7, "big": SMALL}
+    sizes = {"a": 3, "b": 5, "c": 7, "big": SMALL + 5}
     listed = [Buffer(name, (1, size), f32, Role.INPUT) for name, size in sizes.items()]
     listed += [Buffer(f"{name} out", (1, size), f32, Role.OUTPUT) for name, size in sizes.items()]
     steps = tuple(
@@ -25,7 +25,7 @@ def machine():
 
 def values(seed):
     rng = np.random.default_rng(seed)
-    sizes = {"a": 3, "b": 5, "c": 7, "big": SMALL}
+    sizes = {"a": 3, "b": 5, "c": 7, "big": SMALL + 5}
     return {name: rng.standard_normal(size, dtype=np.float32) for name, size in sizes.items()}
 
 
@@ -33,16 +33,15 @@ def copies(machine, session, inputs):
     """The decision, and how many copies into the arena it took."""
     windows = machine._windows
     calls = []
-    region = windows._device
+    copy = windows._copy
 
-    class Counting:
-        def __getitem__(self, where):
-            calls.append(where)
-            return region[where]
+    def counting(start, end):
+        calls.append(slice(start, end))
+        copy(start, end)
 
-    windows._device = Counting()
+    windows._copy = counting
     decision = machine.decide(session, inputs, 1)
-    windows._device = region
+    windows._copy = copy
     return decision, calls
 
 
@@ -97,3 +96,37 @@ def test_not_a_number_equals_itself_bit_for_bit(machine):
 def test_values_that_are_not_contiguous_are_taken_whole(machine):
     wide = np.arange(6, dtype=np.float32)
     check(machine.decide("s", {**values(0), "a": wide[::2]}, 1), {"a": np.array([0, 2, 4], np.float32)})
+
+
+def test_one_number_changed_in_place_is_seen_wherever_it_lies(machine):
+    inputs = values(0)
+    machine.decide("s", inputs, 1)
+    for at in (0, 1, SMALL // 2, SMALL - 1, SMALL, SMALL + 4):
+        assert machine.decide("s", inputs, 1).stages == ()
+        inputs["big"][at] += 1
+        decision = machine.decide("s", inputs, 1)
+        assert decision.stages == ("copy big",)
+        check(decision, inputs)
+    inputs["c"][6] += 1
+    check(machine.decide("s", inputs, 1), inputs)
+
+
+def test_a_large_input_is_on_its_way_before_the_small_ones_are_looked_at(machine):
+    windows, order = machine._windows, []
+    copy, changes = windows._copy, windows._changes
+    windows._copy = lambda start, end: (order.append("copy"), copy(start, end))
+    windows._changes = lambda slot, *rest: (order.append(slot.buffer.name), changes(slot, *rest))[1]
+    check(machine.decide("s", values(0), 1), values(0))
+    assert order == ["big", "copy", "a", "b", "c", "copy"]
+
+
+def test_a_decision_that_failed_after_a_large_input_left_does_not_mislead_the_next(machine):
+    machine.decide("s", values(0), 1)
+    windows = machine._windows
+    windows.upload = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        machine.decide("s", values(1), 1)
+    del windows.upload
+    check(machine.decide("s", {"a": values(2)["a"]}, 1), {**values(1), "a": values(2)["a"]})
+    check(machine.decide("t", values(3), 1), values(3))
+    check(machine.decide("s", {}, 1), {**values(1), "a": values(2)["a"]})
