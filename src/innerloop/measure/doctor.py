@@ -26,6 +26,7 @@ EXTRAS = {
         "sentencepiece", "sentencepiece", "tokenizer.model files", "pip install 'innerloop[sentencepiece]'"
     ),
     "orbax": Extra("tensorstore", "tensorstore", "openpi's JAX checkpoints", "pip install 'innerloop[orbax]'"),
+    "jpeg": Extra("simplejpeg", "simplejpeg", "JPEG frames decoded faster", "pip install 'innerloop[jpeg]'"),
     "serve": Extra("websockets", "websockets", "innerloop serve", "pip install 'innerloop[serve]'"),
     "triton": Extra(
         "triton", "triton", "our kernels on a GPU", "pip install triton (torch's CUDA wheels for Linux bring it)"

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from innerloop.contract import InnerloopError
+from innerloop.process import jpeg
 
 _LENGTH = struct.Struct("<I")
 _QUALITY = 90
@@ -48,10 +49,15 @@ class Message:
         header = json.loads(message[_LENGTH.size : start])
         state = np.frombuffer(message, dtype="<f4", count=header["state"], offset=start)
         start += state.nbytes
-        images = {}
-        for name, shape, size in header["frames"]:
-            images[name] = self._decode(memoryview(message)[start : start + size], shape)
+        body, bodies = memoryview(message), {}
+        for name, _, size in header["frames"]:
+            bodies[name] = body[start : start + size]
             start += size
+        if self.name == "jpeg":
+            return {"images": jpeg.decode(bodies), "state": state, "prompt": header["prompt"]}
+        images = {
+            name: np.frombuffer(bodies[name], dtype=np.uint8).reshape(shape) for name, shape, _ in header["frames"]
+        }
         return {"images": images, "state": state, "prompt": header["prompt"]}
 
     def _encode(self, frame: np.ndarray) -> bytes:
@@ -60,9 +66,3 @@ class Message:
         file = io.BytesIO()
         Image.fromarray(frame).save(file, format="JPEG", quality=_QUALITY)
         return file.getvalue()
-
-    def _decode(self, body: memoryview, shape: list[int]) -> np.ndarray:
-        if self.name == "raw":
-            return np.frombuffer(body, dtype=np.uint8).reshape(shape)
-        with Image.open(io.BytesIO(body)) as picture:
-            return np.asarray(picture)
