@@ -287,7 +287,46 @@ def _rest() -> list[Case]:
     ]  # fmt: skip
 
 
+def _given(rows: int) -> list[Case]:
+    """Ops that take a previous chunk: 3 of the first robot's rows are given, none of the second's."""
+    each, width, actions = rows // 2, 1024, 32
+
+    def prefix(d: torch.device) -> Tensor:
+        return torch.tensor([[3], [0]], dtype=INT32, device=d)
+
+    def table(d: torch.device) -> Tensor:
+        return _random(d, 4, width, dtype=FP32)[::3]
+
+    def modulated(d: torch.device) -> Inputs:
+        return _random(d, 2, each, width), table(d), table(d), 1e-6, prefix(d)
+
+    def gated(d: torch.device) -> Inputs:
+        return _random(d, 2, each, width), _random(d, 2, each, width), table(d), prefix(d)
+
+    def activate(d: torch.device) -> Inputs:
+        return _random(d, 2, each, width, dtype=FP32), "silu", table(d), prefix(d)
+
+    def states(d: torch.device, count: int) -> list[Tensor]:
+        return [_random(d, 2, each, actions, dtype=FP32) for _ in range(count)]
+
+    def guide(d: torch.device) -> Inputs:
+        return *states(d, 3), torch.rand(2, each, device=d), prefix(d), 4.25, 0.8, -0.1
+
+    def impose(d: torch.device) -> Inputs:
+        return *states(d, 2), prefix(d)
+
+    size = f"{rows}x{width}, 3 given"
+    normed = norm_cost.norm(rows, width, operands=2)
+    return [
+        Case("norm", "modulated_rms_norm", f"adaRMS {size}", normed, modulated),
+        Case("norm", "gated_add", f"gated add {size}", norm_cost.gated_add(rows, width), gated),
+        Case("activation", "activate", f"silu {size}", activation_cost.activate(rows, width, 4), activate),
+        Case("euler", "guide", f"guide {rows}x{actions}", euler_cost.guide(rows, actions), guide),
+        Case("euler", "impose", f"impose {rows}x{actions}", euler_cost.impose(rows, actions), impose),
+    ]
+
+
 def cases(*ops: str) -> list[Case]:
     """All cases, or those of the named ops."""
-    every = [*_norms(), *_ropes(), *_attentions(), *_rest()]
+    every = [*_norms(), *_ropes(), *_attentions(), *_rest(), *_given(20)]
     return [c for c in every if not ops or c.op in ops]

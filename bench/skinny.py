@@ -16,7 +16,7 @@ import torch
 from bench import harness
 from bench.cases import Case
 from innerloop.kernels.cost import Cost
-from innerloop.kernels.skinny import Packed, cost, cuda, pack, reference
+from innerloop.kernels.skinny import Packed, chain, cost, cuda, pack, reference
 
 LAYERS, STEPS, WIDTH, HEADS, DIM, MLP, ACTIONS, EPS = 18, 10, 1024, 8, 256, 4096, 32, 1e-6
 
@@ -106,7 +106,7 @@ def captured(body: Callable[[], object], dependent: bool = True) -> Callable[[],
     def whole() -> object:
         if not dependent:
             return body()
-        with cuda.chain():
+        with chain():
             return body()
 
     whole()

@@ -16,9 +16,9 @@ COLUMNS = 128  # a warp of the few-row kernels multiplies this many columns of a
 
 @dataclass(frozen=True)
 class Modulation:
-    """What a norm multiplies and adds, and what gates the branch after it: [D] each, float32.
+    """What a norm multiplies and adds, and what gates the branch after it: float32 [D] each, or [2, D] under a prefix.
 
-    A plain Gemma norm is scale = weight without shift and gate.
+    Row 1 is then that of tokens below the prefix. A plain Gemma norm is scale = weight without shift and gate.
     """
 
     scale: torch.Tensor
@@ -62,9 +62,11 @@ class ActionExpert(nn.Module):
         cache: Cache,
         rotary: tuple[torch.Tensor, torch.Tensor],
         start: int,
+        prefix: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x [B, T, D] at cache rows [start, start + T) -> the residual stream after the last layer.
 
+        prefix int32 [B, 1]: how many of an entry's first tokens are given (Modulation).
         Inside skinny.chain() kernels overlap; the caller has then finished writing cache, norms and rotary before.
         """
         s = self.sizes
@@ -72,12 +74,13 @@ class ActionExpert(nn.Module):
             first, second = norms[2 * i], norms[2 * i + 1]
             keys, values = cache.keys[i], cache.values[i]
             q = skinny.norm_qkv_rope(
-                x, first.scale, first.shift, EPS, layer.qkv_weight, *rotary, s.heads, s.kv_heads, keys, values, start
-            )
+                x, first.scale, first.shift, EPS, layer.qkv_weight, *rotary, s.heads, s.kv_heads, keys, values, start,
+                prefix,
+            )  # fmt: skip
             mixed = skinny.attend(q, keys, values, cache.valid, s.head_dim**-0.5, start)
-            x = skinny.project_residual(mixed, layer.out_weight, first.gate, x)
-            hidden = skinny.norm_glu(x, second.scale, second.shift, EPS, layer.gate_up_weight)
-            x = skinny.project_residual(hidden, layer.down_weight, second.gate, x)
+            x = skinny.project_residual(mixed, layer.out_weight, first.gate, x, None, prefix)
+            hidden = skinny.norm_glu(x, second.scale, second.shift, EPS, layer.gate_up_weight, prefix)
+            x = skinny.project_residual(hidden, layer.down_weight, second.gate, x, None, prefix)
         return x
 
     def pack(self, keep: bool = False) -> bool:

@@ -12,18 +12,26 @@ Affine = tuple[torch.Tensor, torch.Tensor]  # weight [N, K] and bias [N]
 
 
 def times(steps: int, device: torch.device) -> torch.Tensor:
-    """float32 [steps]: the time at which each step evaluates its velocity, 1 + i * dt in double precision."""
+    """float32 [steps + 1]: when each step evaluates its velocity, 1 + i * dt in double precision, then the clean end, 0.
+
+    The end is the time of rows that are given (arXiv:2512.05964, where noise is at 0 and actions are at 1).
+    """
     dt = -1.0 / steps
-    return torch.tensor([1.0 + i * dt for i in range(steps)], dtype=torch.float32, device=device)
+    return torch.tensor([*(1.0 + i * dt for i in range(steps)), 0.0], dtype=torch.float32, device=device)
+
+
+def at_step(table: torch.Tensor, step: int) -> torch.Tensor:
+    """table [steps + 1, ...] -> a view [2, ...]: what rows of this step take, and what rows that are given take."""
+    return table[step :: len(table) - 1 - step]
 
 
 def time_embedding(steps: int, width: int, periods: tuple[float, float], device: torch.device) -> torch.Tensor:
-    """float32 [steps, width] sines then cosines of log-spaced periods (openpi create_sinusoidal_pos_embedding)."""
+    """float32 [steps + 1, width] sines then cosines of log-spaced periods (openpi create_sinusoidal_pos_embedding)."""
     return timestep.sincos(times(steps, device), width, *periods)
 
 
 def folded(time: torch.Tensor, inner: Affine, mix: Affine) -> tuple[torch.Tensor, torch.Tensor]:
-    """mix [D, 2 D] of (inner [D, A] of an action, time [steps, D]) -> [steps, D] to add, [D, A] for the action; float64.
+    """mix [D, 2 D] of (inner [D, A] of an action, time [n, D]) -> [n, D] to add, [D, A] for the action; float64.
 
     No activation stands between the two products, so the action half of `mix` takes `inner` in.
     """
@@ -44,9 +52,9 @@ def gains(steps: int, largest: float = MAX_GAIN) -> list[float]:
     return found
 
 
-def guided(previous: torch.Tensor, weight: torch.Tensor, step: int, steps: int) -> euler.Guide:
-    """What pulls Euler step `step` to previous, float32 [B, chunk, A], by weight [B, chunk]."""
-    return euler.Guide(previous, weight, gains(steps)[step], 1.0 - step / steps)
+def guided(previous: torch.Tensor, weight: torch.Tensor, prefix: torch.Tensor, step: int, steps: int) -> euler.Guide:
+    """What pulls Euler step `step` to previous, float32 [B, chunk, A], by weight [B, chunk]; prefix int32 [B, 1]."""
+    return euler.Guide(previous, weight, prefix, gains(steps)[step], 1.0 - step / steps)
 
 
 def buckets(steps: int, count: int, device: torch.device) -> torch.Tensor:

@@ -26,6 +26,7 @@ TICKS = {
     "noise": "step",
     "previous": "step",
     "guidance": "step",
+    "prefix_length": "step",
 }
 
 
@@ -53,6 +54,7 @@ def buffers(shape: Shape) -> list[Buffer]:
         Buffer("noise", (b, c.chunk, c.max_action_dim), f32, Role.INPUT),
         Buffer("previous", (b, c.chunk, c.max_action_dim), f32, Role.INPUT),
         Buffer("guidance", (b, c.chunk), f32, Role.INPUT),
+        Buffer("prefix_length", (b, 1), i32, Role.INPUT),
         Buffer("key_valid", (b, p.keys), i32, Role.STATE),
         Buffer("positions", (b, p.keys), i32, Role.STATE),
         Buffer("rotary_cos", (b, p.keys, half), f32, Role.STATE),
@@ -158,4 +160,5 @@ def sample(shape: Shape, capacity: int) -> dict[str, Any]:
         "noise": rng.standard_normal((b, c.chunk, c.max_action_dim), dtype=np.float32),
         "previous": rng.standard_normal((b, c.chunk, c.max_action_dim), dtype=np.float32),
         "guidance": np.linspace(1, 0, b * c.chunk, dtype=np.float32).reshape(b, c.chunk),
+        "prefix_length": (np.arange(b, dtype=np.int32)[:, None] + 1) % c.chunk,
     }

@@ -69,7 +69,7 @@ class Continued(Protocol):
 
     @property
     def schedule(self) -> str:
-        """LINEAR, EXP, ONES or ZEROS."""
+        """LINEAR, EXP, ONES or ZEROS; PREFIX for policies trained to be given a prefix."""
         ...
 
 

@@ -40,8 +40,9 @@ class Previous:
     """What real-time chunking continues: the part of the last chunk that is not executed yet.
 
     actions: float [n, action_dim] in robot units, row 0 due now; delay: control steps that will pass before the new
-    chunk can act; horizon: rows of `actions` that pull at all (default: n). schedule: how the pull falls from row `delay`
-    to row `horizon`: LINEAR, EXP, ONES (it does not) or ZEROS (there is none); LeRobot's RTCAttentionSchedule.
+    chunk can act; horizon: rows of `actions` that count at all (default: n). schedule: how the pull falls from row `delay`
+    to row `horizon`: LINEAR, EXP, ONES (it does not) or ZEROS (there is none); LeRobot's RTCAttentionSchedule. Or PREFIX,
+    for policies trained so (arXiv:2512.05964): nothing pulls, the first `delay` rows of the new chunk are these actions.
     """
 
     actions: np.ndarray

@@ -262,7 +262,20 @@ def _widths(sizes: Sizes, checkpoint: Parts, edge: Edge, state: Normalizer, acti
     action_width = _width(ACTION, outputs.get(ACTION), edge.action_dim, action.width, sizes.max_action_dim)
     # Only where nothing tells the robot's width from the model's padding may a state be narrower.
     known = edge.state_dim is not None or state.width is not None or state_width < sizes.max_state_dim
-    return Widths(state_width, sizes.max_state_dim, action_width, sizes.max_action_dim, sizes.chunk, exact_state=known)
+    return Widths(
+        state_width, sizes.max_state_dim, action_width, sizes.max_action_dim, sizes.chunk, exact_state=known,
+        trained_delay=_trained_delay(checkpoint.config),
+    )  # fmt: skip
+
+
+def _trained_delay(config: Mapping[str, Any]) -> int | None:
+    """The longest prefix of actions that training gave (LeRobot policies/pi05 rtc_training_max_delay, after 0.6.1)."""
+    found = config.get("rtc_training_max_delay")
+    if found is not None and (not isinstance(found, int) or found < 0):
+        raise CheckpointError(
+            f"config.json rtc_training_max_delay is {found!r}; it counts actions, 0 where none are given"
+        )
+    return found
 
 
 def _width(feature: str, declared: Any, asked: int | None, statistics: int | None, padded: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from innerloop.contract import CheckpointError, Previous
+from innerloop.contract import CheckpointError, ObservationError, Previous
 from innerloop.process import modality
 from innerloop.process.build import Edge
 from innerloop.process.cameras import Cameras
@@ -103,7 +103,13 @@ class EmbodiedProcessor(Processor):
 
     def guidance(self, previous: Previous | None, context: Context) -> dict[str, np.ndarray]:
         """`previous` as the base class, `guidance` by GR00T's own rule, which has one schedule. Raises ObservationError."""
+        if previous is not None and previous.schedule == "PREFIX":
+            raise ObservationError(
+                "a GR00T policy is not trained to be given a prefix of actions; it continues a chunk by its own rule: "
+                "leave schedule= out (in execution, mode realtime)"
+            )
         found = super().guidance(previous, context)
+        del found["prefix_length"]
         if previous is not None:
             count = len(previous.actions)
             horizon = count if previous.horizon is None else min(previous.horizon, count)

@@ -1,17 +1,22 @@
-"""How much each row of a new chunk is pulled to the chunk it continues (real-time chunking, arXiv:2506.07339)."""
+"""What each row of a new chunk takes from the chunk it continues: a pull (arXiv:2506.07339), or itself (2512.05964)."""
 
 import numpy as np
 
 from innerloop.contract import ObservationError, Previous
 
-SCHEDULES = ("LINEAR", "EXP", "ONES", "ZEROS")
+SCHEDULES = ("LINEAR", "EXP", "ONES", "ZEROS", "PREFIX")
 
 
 def weights(schedule: str, chunk: int, delay: int, horizon: int) -> np.ndarray:
-    """float32 [chunk]: 1 before `delay`, falling until `horizon`, then 0 (LeRobot 0.6.1 policies/rtc/modeling_rtc.py)."""
+    """float32 [chunk]: 1 before `delay`, falling until `horizon`, then 0 (LeRobot 0.6.1 policies/rtc/modeling_rtc.py).
+
+    PREFIX pulls nothing; see `given`.
+    """
     if schedule not in SCHEDULES:
         raise ObservationError(f"there is no schedule {schedule!r}; choose of {', '.join(SCHEDULES)}")
     result = np.zeros(chunk, np.float32)
+    if schedule == "PREFIX":
+        return result
     start, end = min(delay, horizon), min(horizon, chunk)
     result[: start if schedule == "ZEROS" else end] = 1.0
     falling = end - start
@@ -19,6 +24,22 @@ def weights(schedule: str, chunk: int, delay: int, horizon: int) -> np.ndarray:
         line = 1.0 - np.arange(1, falling + 1) / (falling + 1)
         result[start:end] = line if schedule == "LINEAR" else line * np.expm1(line) / np.expm1(1.0)
     return result
+
+
+def given(previous: Previous, horizon: int, trained: int | None) -> np.ndarray:
+    """int32 [1]: how many rows of the new chunk are given, and so at the clean end of the solver's time throughout.
+
+    trained: the longest such prefix of the policy's training, where its checkpoint states one. Raises ObservationError.
+    """
+    if previous.schedule != "PREFIX":
+        return np.zeros(1, np.int32)
+    if trained is not None and min(previous.delay, horizon) > trained:
+        raise ObservationError(
+            f"schedule PREFIX with a delay of {previous.delay} steps: this policy was trained to be given at most "
+            f"{trained} (rtc_training_max_delay in its config.json). Use another schedule, such as LINEAR"
+            + (", or lower the control rate" if trained else "")
+        )
+    return np.array([min(previous.delay, horizon)], np.int32)
 
 
 def holds(chunk: int, delay: int, horizon: int, rate: float) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from innerloop.contract import ObservationError, Previous
 from innerloop.process.action import ActionLimits, RelativeActions, check_finite
 from innerloop.process.cameras import Cameras
-from innerloop.process.guidance import check, weights
+from innerloop.process.guidance import check, given, weights
 from innerloop.process.image import ImageSpec, fitted_size, resize_bytes_with_pad, to_frame
 from innerloop.process.noise import draw_noise, to_noise
 from innerloop.process.state import Normalizer, discretize, pad, to_state
@@ -202,7 +202,10 @@ class FramesStep(Step):
 
 @dataclass(frozen=True)
 class Widths:
-    """Sizes of one policy: what the robot has, what the model takes. `exact_state`: no narrower state is accepted."""
+    """Sizes of one policy: what the robot has, what the model takes. `exact_state`: no narrower state is accepted.
+
+    trained_delay: the longest prefix of actions that training gave, where the checkpoint says so.
+    """
 
     state: int
     max_state: int
@@ -210,6 +213,7 @@ class Widths:
     max_action: int
     chunk: int
     exact_state: bool = True
+    trained_delay: int | None = None
 
 
 class Processor:
@@ -226,6 +230,7 @@ class Processor:
         self._unguided = {
             "previous": np.zeros((widths.chunk, widths.max_action), np.float32),
             "guidance": np.zeros(widths.chunk, np.float32),
+            "prefix_length": np.zeros(1, np.int32),
         }
         for zeros in self._unguided.values():
             zeros.setflags(write=False)
@@ -258,9 +263,9 @@ class Processor:
         return actions
 
     def guidance(self, previous: Previous | None, context: Context) -> dict[str, np.ndarray]:
-        """The plan's inputs `previous` [chunk, max_action_dim] and `guidance` [chunk]; zeros when nothing is continued.
+        """The plan's inputs `previous` [chunk, max_action_dim], `guidance` [chunk] and `prefix_length` [1].
 
-        Raises ObservationError.
+        Zeros when nothing is continued. Raises ObservationError.
         """
         if previous is None:
             return dict(self._unguided)
@@ -272,7 +277,11 @@ class Processor:
         target = np.zeros((widths.chunk, widths.max_action), np.float32)
         target[:count, : widths.action] = actions
         horizon = count if previous.horizon is None else min(previous.horizon, count)
-        return {"previous": target, "guidance": weights(previous.schedule, widths.chunk, previous.delay, horizon)}
+        return {
+            "previous": target,
+            "guidance": weights(previous.schedule, widths.chunk, previous.delay, horizon),
+            "prefix_length": given(previous, horizon, widths.trained_delay),
+        }
 
     def noise(self, noise: object = None, seed: int | None = None) -> np.ndarray:
         """float32 [chunk, max_action_dim]: the given noise, checked and copied, or drawn from the seed."""

@@ -30,3 +30,16 @@ def test_names() -> None:
     assert torch.equal(activation.gelu(x, approximate=False), torch.nn.functional.gelu(x))
     assert torch.equal(activation.silu(x), torch.nn.functional.silu(x))
     assert torch.equal(activation.relu2(x), x.clamp_min(0) ** 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bias_and_its_second_row_below_a_prefix(dtype: torch.dtype) -> None:
+    x, table = torch.randn(3, 5, 74).to(dtype), torch.randn(4, 74)[::3]
+    agree("activation", "activate", x, "silu", table[0])
+    for lengths in ([0, 0, 0], [5, 1, 0], [2, 7, 3]):
+        prefix = torch.tensor(lengths, dtype=torch.int32)[:, None]
+        agree("activation", "activate", x, "silu", table, prefix)
+        found = activation.activate(x, "relu", table, prefix)
+        for entry, length in enumerate(lengths):
+            assert torch.equal(found[entry, :length], activation.activate(x[entry, :length], "relu", table[1]))
+            assert torch.equal(found[entry, length:], activation.activate(x[entry, length:], "relu", table[0]))

@@ -12,6 +12,7 @@ from innerloop.kernels.rope import cost as rope
 def test_bytes_and_flops() -> None:
     assert norm.norm(576, 2048).bytes == 2 * (576 * 2048 * 2 + 2048)
     assert norm.norm(576, 2048, added=True).bytes == 2 * (4 * 576 * 2048 + 2048)
+    assert norm.gated_add(10, 1024).bytes == 2 * 3 * 10 * 1024 + 4 * 1024
     assert activation.glu(576, 16384).bytes == 576 * 16384 * 3 * 2
     assert linear.linear(560, 32768, 2048).flops == 2 * 560 * 32768 * 2048
     assert attention.attention(712, 712, 8, 1, 256).flops == 4 * 712 * 712 * 8 * 256

@@ -4,6 +4,9 @@ import pytest
 import torch
 from agreement import agree
 
+from innerloop.kernels import norm
+from innerloop.kernels.norm import triton as triton_norm
+
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = ((1, 1, 24), (2, 3, 37), (3, 5, 130))
 
@@ -32,6 +35,33 @@ def test_modulated(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         agree("norm", "modulated_rms_norm", x, s, b, 1e-6)
         agree("norm", "modulated_layer_norm", x, s, b, 1e-6)
         agree("norm", "gated_add_rms_norm", x, delta, g, s, b, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tokens_below_a_prefix_take_the_second_row(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    batch, tokens, width = shape
+    x, delta = (torch.randn(shape).to(dtype) for _ in range(2))
+    table = torch.randn(4, 3, width)[::3]  # a row of the solver's table and a distant one, as strided as they are there
+    scale, shift, gate = table.unbind(1)
+    for first in range(tokens + 2):
+        prefix = (torch.arange(batch, dtype=torch.int32)[:, None] + first) % (tokens + 2)
+        agree("norm", "modulated_rms_norm", x, scale, shift, 1e-6, prefix)
+        agree("norm", "modulated_rms_norm", x, scale, None, 1e-6, prefix)
+        agree("norm", "gated_add", x, delta, gate, prefix)
+    agree("norm", "gated_add", x, delta, gate[0])
+
+
+def test_each_entry_has_its_own_prefix() -> None:
+    """Row by row against the plain norm, and prefix 0 has its bits."""
+    x, (scale, shift) = torch.randn(3, 5, 37), torch.randn(2, 2, 37)
+    prefix = torch.tensor([0, 2, 5], dtype=torch.int32)
+    for module in (norm, triton_norm):
+        found = module.modulated_rms_norm(x, scale, shift, 1e-6, prefix)
+        usual, given = (module.modulated_rms_norm(x, scale[i], shift[i], 1e-6) for i in range(2))
+        for entry, length in enumerate(prefix.tolist()):
+            assert torch.equal(found[entry, :length], given[entry, :length])
+            assert torch.equal(found[entry, length:], usual[entry, length:])
 
 
 def test_a_constant_row_is_finite() -> None:

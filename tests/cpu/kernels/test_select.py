@@ -11,7 +11,7 @@ from innerloop.kernels import select
 
 OPS = {
     "norm": ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "modulated_rms_norm", "gated_add_rms_norm",
-             "modulated_layer_norm"),
+             "modulated_layer_norm", "gated_add"),
     "rope": ("rotate_and_store",),
     "attention": ("attention",),
     "activation": ("activate", "glu"),
@@ -19,7 +19,7 @@ OPS = {
     "image": ("frames_to_patches",),
     "embedding": ("embed",),
     "timestep": ("sincos",),
-    "euler": ("project_and_step",),
+    "euler": ("project_and_step", "guide", "impose"),
 }  # fmt: skip
 
 

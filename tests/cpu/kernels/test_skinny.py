@@ -107,6 +107,33 @@ def test_ops_mean_their_compositions(packed: bool, modulated: bool) -> None:
     torch.testing.assert_close(skinny.norm_glu(*glu), compose.norm_glu(*glu))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_tokens_below_a_prefix_take_the_second_row(packed: bool) -> None:
+    """Each entry alone, its tokens in two parts, against one call over all."""
+    t = _layer(torch.float32)
+    (scale, shift, gate), prefix = torch.randn(3, 2, 64), torch.tensor([[2], [5]], dtype=torch.int32)
+    weights = {"qkv": 8, "out": 8, "gate_up": 64}
+    w = {name: pack(t[name], pair) if packed else t[name] for name, pair in weights.items()}
+    angle = torch.randn(2, 5, 8)
+
+    def run(module: object, rows: slice, entry: slice, pick: object) -> list[torch.Tensor]:
+        s, h, g, given = (scale, shift, gate, prefix) if pick is None else (scale[pick], shift[pick], gate[pick], None)
+        x, y, a = (v[entry, rows] for v in (t["x"], t["y"], angle))
+        caches = [torch.zeros(len(x), x.shape[1], 1, 16) for _ in range(2)]
+        q = module.norm_qkv_rope(x, s, h, 1e-6, w["qkv"], a.cos(), a.sin(), 4, 1, *caches, 0, given)
+        hidden = module.norm_glu(x, s, h, 1e-6, w["gate_up"], given)
+        return [q, *caches, hidden, module.project_residual(y, w["out"], g, x, None, given)]
+
+    for module in (skinny, compose):
+        found = run(module, slice(0, 5), slice(0, 2), None)
+        for entry, length in enumerate(prefix.flatten().tolist()):
+            for rows, pick in ((slice(0, length), 1), (slice(length, 5), 0)):
+                if rows.stop > rows.start:
+                    alone = run(module, rows, slice(entry, entry + 1), pick)
+                    for one, all_of in zip(alone, found, strict=True):
+                        torch.testing.assert_close(one[0], all_of[entry, rows])
+
+
 def test_the_residual_is_added_and_gated() -> None:
     y, w, residual = torch.ones(1, 1, 4), torch.eye(4), torch.full((1, 1, 4), 10.0)
     gated = skinny.project_residual(y, w, torch.tensor([0.0, 1.0, 2.0, 3.0]), residual)
@@ -169,9 +196,9 @@ def test_the_measured_launches_come_first() -> None:
 
 def test_arguments_have_the_size_that_the_sources_lay_out() -> None:
     assert [ctypes.sizeof(a) for a in (arguments.LinearArgs, arguments.AttendArgs, arguments.StepArgs)] == [
-        144,
+        176,
         80,
-        112,
+        128,
     ]
 
 
@@ -201,7 +228,11 @@ def test_one_source_compiles_for_every_architecture(
         "step": {"K": 1024, "A": 32, "HAS_IN": 1},
     }
     behind_a_norm = {"PHASE": 3, "N": 4096, "K": 1024, "TILES": 2, "WARPS": 8, "SPLIT": 1, "HALF": 8, "GELU": 1}
-    for name, defines in (*kinds.items(), ("linear", behind_a_norm)):
+    gated = {**kinds["linear"], "PREFIXED": 1}
+    normed = {**behind_a_norm, "PHASE": 0, "N": 2560, "HALF": 128, "PREFIXED": 1}
+    ended = {"K": 1024, "A": 32, "HAS_OUT": 1, "GUIDED": 1}
+    more = [("linear", behind_a_norm), ("linear", gated), ("linear", normed), ("step", ended)]
+    for name, defines in (*kinds.items(), *more):
         code = compile.machine_code(name, {**common, **defines}, capability)
         assert code[:4] == b"\x7fELF"
         assert code == compile.machine_code(name, {**common, **defines}, capability)  # now from the disk

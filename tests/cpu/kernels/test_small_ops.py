@@ -52,9 +52,24 @@ def test_linear_activates_the_rounded_product() -> None:
 @pytest.mark.parametrize(("rows", "actions"), [(1, 7), (5, 32), (50, 14)])
 def test_guide(rows: int, actions: int) -> None:
     x, moved, previous = torch.randn(3, 2, rows, actions)
-    agree("euler", "guide", x, moved, previous, torch.rand(2, rows), 4.25, 0.8, -0.1)
+    for lengths in ([0, 0], [1, 0], [rows // 2, rows], [rows, rows + 3]):
+        prefix = torch.tensor(lengths, dtype=torch.int32)[:, None]
+        agree("euler", "guide", x, moved, previous, torch.rand(2, rows), prefix, 4.25, 0.8, -0.1)
+        agree("euler", "impose", x, previous, prefix)
 
 
 def test_guide_of_weight_zero_is_the_plain_step() -> None:
     x, moved, previous = torch.randn(3, 1, 5, 7)
-    assert torch.equal(euler.guide(x, moved, previous, torch.zeros(1, 5), 10.0, 1.0, -0.1), moved)
+    nothing = torch.zeros(1, 1, dtype=torch.int32)
+    assert torch.equal(euler.guide(x, moved, previous, torch.zeros(1, 5), nothing, 10.0, 1.0, -0.1), moved)
+
+
+def test_given_rows_are_those_of_the_previous_chunk() -> None:
+    x, moved, previous = torch.randn(3, 2, 5, 7)
+    prefix = torch.tensor([[2], [5]], dtype=torch.int32)
+    stepped = euler.guide(x, moved, previous, torch.rand(2, 5), prefix, 10.0, 0.5, -0.1)
+    imposed = euler.impose(moved, previous, prefix)
+    for found in (stepped, imposed):
+        assert torch.equal(found[0, :2], previous[0, :2])
+        assert torch.equal(found[1], previous[1])
+    assert torch.equal(imposed[0, 2:], moved[0, 2:])

@@ -32,8 +32,10 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 def test_inputs_are_the_plans(family: str) -> None:
     given = observation()
     inputs = flow_processor(Sizes(family), lerobot(family)).prepare(given).inputs
-    expected = {"frames", "frame_sizes", "camera_mask", "tokens", "prompt_length", "previous", "guidance"} | (
-        {"state"} if family == "pi0" else set()
+    expected = (
+        {"frames", "frame_sizes", "camera_mask", "tokens", "prompt_length"}
+        | {"previous", "guidance", "prefix_length"}
+        | ({"state"} if family == "pi0" else set())
     )
     assert set(inputs) == expected
     frames = inputs["frames"]

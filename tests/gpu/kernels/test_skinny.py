@@ -1,57 +1,19 @@
 """The few-row kernels on a GPU: against fp32, over NaN-poisoned outputs, and under dependent launch with late producers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
+from few_rows import DIM, EPS, HEADS, MLP, SIZES, Layer, Solver, error, random
 
+from innerloop.kernels import euler
 from innerloop.kernels.skinny import cuda, reference
 from innerloop.kernels.skinny.packing import pack
+from innerloop.kernels.skinny.start import chain, compiled_with
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9, reason="needs bulk copies"
 )
-
-WIDTH, HEADS, DIM, MLP, ACTIONS, EPS = 1024, 8, 256, 4096, 32, 1e-6
-
-
-def random(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
-
-
-@dataclass
-class Layer:
-    """Weights, tables, inputs and cache of one expert layer, dense beside packed."""
-
-    batch: int
-    tokens: int
-    keys: int
-
-    def __post_init__(self) -> None:
-        torch.manual_seed(self.tokens * 7 + self.batch)
-        b, t = self.batch, self.tokens
-        self.qkv = random((HEADS + 2) * DIM, WIDTH, scale=WIDTH**-0.5)
-        self.out = random(WIDTH, HEADS * DIM, scale=(HEADS * DIM) ** -0.5)
-        self.gate_up = random(2 * MLP, WIDTH, scale=WIDTH**-0.5)
-        self.down = random(WIDTH, MLP, scale=MLP**-0.5)
-        self.x, self.y, self.h = random(b, t, WIDTH), random(b, t, HEADS * DIM), random(b, t, MLP)
-        self.scale, self.shift, self.gate = (random(WIDTH, scale=0.3, dtype=torch.float32) for _ in range(3))
-        angle = random(b, t, DIM // 2, scale=3.0, dtype=torch.float32)
-        self.cos, self.sin = angle.cos(), angle.sin()
-        self.start = self.keys - t
-        self.k, self.v = random(b, self.keys, 1, DIM), random(b, self.keys, 1, DIM)
-        self.valid = torch.ones(b, self.keys, dtype=torch.int32, device="cuda")
-        self.valid[:, self.keys // 3 : self.keys // 2] = 0
-        self.q = random(b, t, HEADS, DIM)
-        self.state = random(b, t, ACTIONS, dtype=torch.float32)
-        self.action_in = random(WIDTH, ACTIONS, scale=ACTIONS**-0.5, dtype=torch.float32)
-        self.action_out = random(ACTIONS, WIDTH, scale=WIDTH**-0.5, dtype=torch.float32)
-        self.bias_in, self.bias_out = random(WIDTH, dtype=torch.float32), random(ACTIONS, dtype=torch.float32)
-
-
-def error(out: torch.Tensor, truth: torch.Tensor) -> float:
-    return float((out.double() - truth.double()).norm() / truth.double().norm())
 
 
 @pytest.fixture(autouse=True)
@@ -61,19 +23,6 @@ def _poisoned_allocations() -> object:
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(False)
-
-
-SIZES = [
-    (1, 1, 65),
-    (1, 7, 333),
-    (1, 8, 586),
-    (1, 10, 586),
-    (1, 16, 1017),
-    (2, 10, 722),
-    (1, 33, 300),
-    (1, 50, 1018),
-    (1, 64, 650),
-]
 
 
 @pytest.mark.parametrize(("batch", "tokens", "keys"), SIZES)
@@ -213,10 +162,10 @@ def test_a_late_producer_is_waited_for(name: str) -> None:
 
     def capture(**consumer_defines: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         def both() -> torch.Tensor:
-            with cuda.chain():
-                with cuda.compiled_with(DELAY=20):
+            with chain():
+                with compiled_with(DELAY=20):
                     made = producer()
-                with cuda.compiled_with(**consumer_defines):
+                with compiled_with(**consumer_defines):
                     result = consumer(made)
             for tensor in made:
                 tensor.fill_(torch.nan)
@@ -248,7 +197,7 @@ def test_a_captured_chain_keeps_its_dependent_launches_and_its_bits() -> None:
     producer, consumer = _pairs(layer)["glu-down"]
     expected = consumer(producer()).clone()
     graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.graph(graph), cuda.chain():
+    with torch.cuda.graph(graph), chain():
         result = consumer(producer())
     _, _, _, edges, _ = driver.cuGraphGetEdges(graph.raw_cuda_graph(), 16)
     kinds = [int(e.type) for e in edges]
@@ -258,50 +207,6 @@ def test_a_captured_chain_keeps_its_dependent_launches_and_its_bits() -> None:
         result.fill_(torch.nan)
         graph.replay()
         assert torch.equal(result, expected)
-
-
-class Solver:
-    """Three layers, two Euler steps: every kernel of a chain beside each of its neighbours, and an odd number of layers."""
-
-    def __init__(self, tokens: int) -> None:
-        self.layers = [Layer(1, tokens, 586) for _ in range(3)]
-        for i, layer in enumerate(self.layers):
-            layer.x = layer.y = layer.h = layer.q = None
-            layer.scale = layer.scale + 0.1 * i
-        self.packs = [
-            (pack(one.qkv, DIM // 2), pack(one.out), pack(one.gate_up, MLP), pack(one.down)) for one in self.layers
-        ]
-
-    def run(self, altered: str = "", **defines: int) -> torch.Tensor:
-        """The state after both steps; kernels named by `altered` are compiled with `defines`."""
-
-        def call(name: str, function: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
-            with cuda.compiled_with(**(defines if altered in (name, "all") else {})):
-                return function(*args)
-
-        first = self.layers[0]
-        state = first.state
-        for _ in range(2):
-            x = call("in", cuda.project_in, state, first.action_in, first.bias_in, torch.bfloat16)
-            for one, (qkv, out, gate_up, down) in zip(self.layers, self.packs, strict=True):
-                mod = (one.scale, one.shift, EPS)
-                rest = (one.cos, one.sin, HEADS, 1, one.k, one.v, one.start)
-                q = call("qkv", cuda.norm_qkv_rope, x, *mod, qkv, *rest)
-                y = call("attend", cuda.attend, q, one.k, one.v, one.valid, DIM**-0.5, one.start)
-                x = call("out", cuda.project_residual, y, out, one.gate, x)
-                h = call("glu", cuda.norm_glu, x, *mod, gate_up)
-                x = call("down", cuda.project_residual, h, down, one.gate, x)
-            last = (first.scale, first.shift, EPS, first.action_out, first.bias_out)
-            state = call("step", cuda.norm_project_step, x, *last, state, -0.5)
-        return state
-
-    def captured(self, altered: str, **defines: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        with cuda.chain():
-            self.run(altered, **defines)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph), cuda.chain():
-            result = self.run(altered, **defines)
-        return graph, result
 
 
 PHASES = ["in", "qkv", "attend", "out", "glu", "down", "step", "all"]
@@ -343,13 +248,11 @@ def test_a_chain_runs_eagerly() -> None:
     solver = Solver(10)
     expected = solver.run()
     for _ in range(20):
-        with cuda.chain():
+        with chain():
             assert torch.equal(solver.run(), expected)
 
 
 def test_guidance_pulls_a_step_and_weight_zero_changes_no_bit() -> None:
-    from innerloop.kernels.euler import Guide
-
     generator = torch.Generator("cuda").manual_seed(5)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -358,10 +261,18 @@ def test_guidance_pulls_a_step_and_weight_zero_changes_no_bit() -> None:
     x, state, previous = draw(2, 10, 1024).to(torch.bfloat16), draw(2, 10, 32), draw(2, 10, 32)
     scale, shift, weight, bias = draw(1024), draw(1024), draw(32, 1024) / 32, draw(32)
     weights = torch.linspace(0, 1, 20, device="cuda").view(2, 10)
+    nothing = torch.zeros(2, 1, dtype=torch.int32, device="cuda")
     for pull, gain, time in ((weights, 4.25, 0.8), (torch.zeros_like(weights), 10.0, 1.0)):
-        guide = Guide(previous, pull, gain, time)
+        guide = euler.Guide(previous, pull, nothing, gain, time)
         found = cuda.norm_project_step(x, scale, shift, 1e-6, weight, bias, state, -0.1, guide)
         truth = reference.norm_project_step(x, scale, shift, 1e-6, weight, bias, state, -0.1, guide)
         torch.testing.assert_close(found, truth, atol=2e-5, rtol=2e-5)
     plain = cuda.norm_project_step(x, scale, shift, 1e-6, weight, bias, state, -0.1)
     assert torch.equal(found, plain)
+    prefix = torch.tensor([[3], [10]], dtype=torch.int32, device="cuda")
+    imposed = cuda.norm_project_step(
+        x, scale, shift, 1e-6, weight, bias, state, -0.1, euler.Guide(previous, pull, prefix, gain, time)
+    )
+    assert torch.equal(imposed[0, :3], previous[0, :3])
+    assert torch.equal(imposed[1], previous[1])
+    assert torch.equal(imposed[0, 3:], plain[0, 3:])

@@ -9,9 +9,12 @@ from innerloop.kernels.select import chosen, unfused
 __all__ = ["Activation", "activate", "gelu", "glu", "relu2", "silu"]
 
 
-def activate(x: Tensor, kind: Activation) -> Tensor:
-    """One activation by name."""
-    return chosen(reference.activate, x)(x, kind)
+def activate(x: Tensor, kind: Activation, bias: Tensor | None = None, prefix: Tensor | None = None) -> Tensor:
+    """One activation by name, of x + bias [N]; with prefix int32 [B] or [B, 1] of x [B, T, N] and bias [2, N].
+
+    The first prefix[b] tokens of entry b then take row 1 of the bias, the others row 0.
+    """
+    return chosen(reference.activate, x)(x, kind, bias, prefix)
 
 
 def gelu(x: Tensor, approximate: bool) -> Tensor:

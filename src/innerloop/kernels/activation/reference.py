@@ -5,12 +5,17 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from innerloop.kernels.norm.reference import by_token
+
 Activation = Literal["gelu_tanh", "gelu", "silu", "relu", "relu2"]
 
 
-def activate(x: Tensor, kind: Activation) -> Tensor:
-    """One activation by name; the result has the dtype of x."""
-    return _apply(x.float(), kind).to(x.dtype)
+def activate(x: Tensor, kind: Activation, bias: Tensor | None = None, prefix: Tensor | None = None) -> Tensor:
+    """One activation by name, of x + bias in fp32; the result has the dtype of x."""
+    y = x.float()
+    if bias is not None:
+        y = y + (bias if prefix is None else by_token(bias, prefix, x.shape[1])).float()
+    return _apply(y, kind).to(x.dtype)
 
 
 def glu(gate_up: Tensor, kind: Activation) -> Tensor:

@@ -43,13 +43,19 @@ def activated(x, KIND: tl.constexpr):
 
 @triton.jit
 def _activate(
-    x_ptr, out_ptr, width, x_stride, GATED: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+    x_ptr, bias_ptr, prefix_ptr, out_ptr, width, x_stride, tokens, bias_stride,
+    GATED: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = column < width
     wait_for_producer(PDL)
     x = tl.load(x_ptr + row * x_stride + column, mask=held, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        bias_at = bias_ptr + column
+        if prefix_ptr is not None:
+            bias_at += (row % tokens < tl.load(prefix_ptr + row // tokens)).to(tl.int64) * bias_stride
+        x += tl.load(bias_at, mask=held, other=0.0).to(tl.float32)
     y = activated(x, KIND)
     if GATED:
         y = y * tl.load(x_ptr + row * x_stride + width + column, mask=held, other=0.0).to(tl.float32)
@@ -57,17 +63,17 @@ def _activate(
     tl.store(out_ptr + row * width + column, y.to(out_ptr.dtype.element_ty), mask=held)
 
 
-def activate(x: Tensor, kind: Activation) -> Tensor:
+def activate(x: Tensor, kind: Activation, bias: Tensor | None = None, prefix: Tensor | None = None) -> Tensor:
     """See kernels.activation."""
-    return _run(x, x.shape[-1], kind, gated=False)
+    return _run(x, x.shape[-1], kind, bias, prefix)
 
 
 def glu(gate_up: Tensor, kind: Activation) -> Tensor:
     """See kernels.activation."""
-    return _run(gate_up, gate_up.shape[-1] // 2, kind, gated=True)
+    return _run(gate_up, gate_up.shape[-1] // 2, kind)
 
 
-def _run(x: Tensor, width: int, kind: Activation, gated: bool) -> Tensor:
+def _run(x: Tensor, width: int, kind: Activation, bias: Tensor | None = None, prefix: Tensor | None = None) -> Tensor:
     out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
     rows = x.reshape(-1, x.shape[-1])
     if rows.stride(-1) != 1:
@@ -76,5 +82,10 @@ def _run(x: Tensor, width: int, kind: Activation, gated: bool) -> Tensor:
         return out
     choice = launch.choose(TABLE, (rows.shape[0], width), x.device)
     grid = (rows.shape[0], triton.cdiv(width, choice["BLOCK"]))
-    _activate[grid](rows, out, width, rows.stride(0), GATED=gated, KIND=kind, **launch.options(choice, x.device))
+    bias = bias if bias is None or bias.stride(-1) == 1 else bias.contiguous()
+    tokens, stride = (1, 0) if bias is None or prefix is None else (x.shape[-2], bias.stride(0))
+    _activate[grid](
+        rows, bias, prefix, out, width, rows.stride(0), tokens, stride,
+        GATED=width < x.shape[-1], KIND=kind, **launch.options(choice, x.device),
+    )  # fmt: skip
     return out

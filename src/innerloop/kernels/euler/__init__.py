@@ -1,4 +1,4 @@
-"""The last projection of a flow expert with the Euler step folded in, and the pull of real-time chunking."""
+"""The last projection of a flow expert with the Euler step folded in, and real-time chunking: its pull, its given rows."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from innerloop.kernels.euler import reference
 from innerloop.kernels.euler.reference import Guide
 from innerloop.kernels.select import chosen
 
-__all__ = ["Guide", "guide", "project_and_step"]
+__all__ = ["Guide", "guide", "impose", "project_and_step"]
 
 
 def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt: float) -> Tensor:
@@ -14,10 +14,17 @@ def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt
     return chosen(reference.project_and_step, hidden)(hidden, weight, bias, x, dt)
 
 
-def guide(x: Tensor, moved: Tensor, previous: Tensor, weight: Tensor, gain: float, time: float, dt: float) -> Tensor:
-    """The step x -> moved pulled towards `previous` (LeRobot policies/rtc/modeling_rtc.py); weight 0 keeps it as it is.
+def impose(x: Tensor, previous: Tensor, prefix: Tensor) -> Tensor:
+    """x float32 [B, T, A] with its first prefix[b] rows those of `previous`; prefix int32 [B] or [B, 1]."""
+    return chosen(reference.impose, x)(x, previous, prefix)
 
-    All float32, x, moved and previous [B, T, A], weight [B, T]: moved - dt * gain * weight * (previous - (x - time * v)),
+
+def guide(
+    x: Tensor, moved: Tensor, previous: Tensor, weight: Tensor, prefix: Tensor, gain: float, time: float, dt: float
+) -> Tensor:
+    """The step x -> moved pulled towards `previous` (LeRobot policies/rtc/modeling_rtc.py), then `impose`d on.
+
+    Weight 0 and prefix 0 keep it as it is. All float32, x, moved and previous [B, T, A], weight [B, T]: moved - dt * gain * weight * (previous - (x - time * v)),
     where v = (moved - x) / dt is the step's velocity, so that x - time * v is the chunk it foresees.
     """
-    return chosen(reference.guide, x)(x, moved, previous, weight, gain, time, dt)
+    return chosen(reference.guide, x)(x, moved, previous, weight, prefix, gain, time, dt)

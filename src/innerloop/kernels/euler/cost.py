@@ -12,3 +12,8 @@ def project_and_step(rows: int, actions: int, width: int, element: int = 2) -> C
 def guide(rows: int, actions: int) -> Cost:
     """Seven flops an action; three arrays and a weight a row read, one array written."""
     return Cost(7 * rows * actions, 16 * rows * actions + 4 * rows)
+
+
+def impose(rows: int, actions: int) -> Cost:
+    """One array read, one written."""
+    return Cost(0, 8 * rows * actions)

@@ -1,16 +1,21 @@
-"""The last projection, the solver's update, and the pull towards a previous chunk."""
+"""The last projection, the solver's update, and what a previous chunk does to it."""
 
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
 class Guide(NamedTuple):
-    """How a step is pulled: previous float32 [B, T, A], weight float32 [B, T], the step's gain and time."""
+    """How a previous chunk, float32 [B, T, A], acts on a step.
+
+    It pulls by weight, float32 [B, T], with the step's gain and time; its first prefix[b] rows, int32 [B, 1], stand.
+    """
 
     previous: Tensor
     weight: Tensor
+    prefix: Tensor
     gain: float
     time: float
 
@@ -20,7 +25,15 @@ def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt
     return x + dt * F.linear(hidden.float(), weight.float(), bias.float())
 
 
-def guide(x: Tensor, moved: Tensor, previous: Tensor, weight: Tensor, gain: float, time: float, dt: float) -> Tensor:
-    """moved - dt * gain * weight * (previous - (x - time * (moved - x) / dt))."""
+def impose(x: Tensor, previous: Tensor, prefix: Tensor) -> Tensor:
+    """The first prefix[b] rows from `previous`, the others from x."""
+    below = torch.arange(x.shape[1], device=x.device) < prefix.view(-1, 1)
+    return torch.where(below[..., None], previous, x)
+
+
+def guide(
+    x: Tensor, moved: Tensor, previous: Tensor, weight: Tensor, prefix: Tensor, gain: float, time: float, dt: float
+) -> Tensor:
+    """moved - dt * gain * weight * (previous - (x - time * (moved - x) / dt)), then `previous` in its given rows."""
     foreseen = x - (time / dt) * (moved - x)
-    return moved - (dt * gain) * weight[..., None] * (previous - foreseen)
+    return impose(moved - (dt * gain) * weight[..., None] * (previous - foreseen), previous, prefix)

@@ -1,4 +1,4 @@
-"""The last projection and the solver's update in one kernel; the pull towards a previous chunk in another."""
+"""The last projection and the solver's update in one kernel; what a previous chunk does to it in others."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import torch
@@ -52,22 +52,27 @@ def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt
 
 @triton.jit
 def _guide(
-    x_ptr, moved_ptr, previous_ptr, weight_ptr, out_ptr, elements, actions, pull, ahead,
+    x_ptr, moved_ptr, previous_ptr, weight_ptr, prefix_ptr, out_ptr, elements, tokens, actions, pull, ahead,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     held = at < elements
     previous = tl.load(previous_ptr + at, mask=held, other=0.0)
-    weight = tl.load(weight_ptr + at // actions, mask=held, other=0.0)
+    row = at // actions
+    weight = tl.load(weight_ptr + row, mask=held, other=0.0)
+    given = row % tokens < tl.load(prefix_ptr + row // tokens, mask=held, other=0)
     wait_for_producer(PDL)
     x = tl.load(x_ptr + at, mask=held, other=0.0)
     moved = tl.load(moved_ptr + at, mask=held, other=0.0)
     release_successor(PDL)
     foreseen = x - ahead * (moved - x)
-    tl.store(out_ptr + at, moved - pull * weight * (previous - foreseen), mask=held)
+    pulled = moved - pull * weight * (previous - foreseen)
+    tl.store(out_ptr + at, tl.where(given, previous, pulled), mask=held)
 
 
-def guide(x: Tensor, moved: Tensor, previous: Tensor, weight: Tensor, gain: float, time: float, dt: float) -> Tensor:
+def guide(
+    x: Tensor, moved: Tensor, previous: Tensor, weight: Tensor, prefix: Tensor, gain: float, time: float, dt: float
+) -> Tensor:
     """See kernels.euler."""
     out = torch.empty_like(moved)
     if out.numel() == 0:
@@ -75,7 +80,35 @@ def guide(x: Tensor, moved: Tensor, previous: Tensor, weight: Tensor, gain: floa
     choice = launch.choose(GUIDE, (x.numel(),), x.device)
     grid = (triton.cdiv(x.numel(), choice["BLOCK"]),)
     _guide[grid](
-        x.contiguous(), moved, previous, weight, out, x.numel(), x.shape[-1], dt * gain, time / dt,
+        x.contiguous(), moved, previous, weight, prefix, out, x.numel(), x.shape[1], x.shape[2], dt * gain, time / dt,
         **launch.options(choice, x.device),
     )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _impose(
+    x_ptr, previous_ptr, prefix_ptr, out_ptr, elements, tokens, actions, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    held = at < elements
+    row = at // actions
+    wait_for_producer(PDL)
+    given = row % tokens < tl.load(prefix_ptr + row // tokens, mask=held, other=0)
+    previous = tl.load(previous_ptr + at, mask=held & given, other=0.0)
+    x = tl.load(x_ptr + at, mask=held, other=0.0)
+    release_successor(PDL)
+    tl.store(out_ptr + at, tl.where(given, previous, x), mask=held)
+
+
+def impose(x: Tensor, previous: Tensor, prefix: Tensor) -> Tensor:
+    """See kernels.euler."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    choice = launch.choose(GUIDE, (x.numel(),), x.device)
+    grid = (triton.cdiv(x.numel(), choice["BLOCK"]),)
+    _impose[grid](
+        x.contiguous(), previous, prefix, out, x.numel(), x.shape[1], x.shape[2], **launch.options(choice, x.device)
+    )
     return out

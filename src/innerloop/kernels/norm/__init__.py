@@ -3,6 +3,8 @@
 x and delta are [..., D]; weight and bias [D]; scale, shift and gate [D] or [B, 1, D]. Results have x's dtype.
 Where delta_bias [D] may be given, delta may be shares [P, ..., D] (`linear.deferred`), or lack leading dimensions of x
 and be the same along them; all are added in fp32.
+Where prefix int32 [B] or [B, 1] may be given, scale, shift and gate are then [2, D]: the first prefix[b] of the tokens
+[B, T, D] take row 1, the others row 0.
 """
 
 from torch import Tensor
@@ -51,9 +53,16 @@ def add_layer_norm(
     return chosen(reference.add_layer_norm, x)(x, delta, weight, bias, eps, delta_bias)
 
 
-def modulated_rms_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+def modulated_rms_norm(
+    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, prefix: Tensor | None = None
+) -> Tensor:
     """adaRMS: rms_norm(x) * (1 + scale) + shift."""
-    return chosen(reference.modulated_rms_norm, x)(x, scale, shift, eps)
+    return chosen(reference.modulated_rms_norm, x)(x, scale, shift, eps, prefix)
+
+
+def gated_add(x: Tensor, delta: Tensor, gate: Tensor, prefix: Tensor | None = None) -> Tensor:
+    """x + gate * delta, without a norm."""
+    return chosen(reference.gated_add, x)(x, delta, gate, prefix)
 
 
 def gated_add_rms_norm(

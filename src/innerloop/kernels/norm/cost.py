@@ -8,3 +8,8 @@ def norm(rows: int, width: int, element: int = 2, added: bool = False, operands:
     moved = (4 if added else 2) * rows * width + operands * width
     per_element = 4 + operands + (1 if added else 0)
     return Cost(rows * width * per_element, moved * element)
+
+
+def gated_add(rows: int, width: int, element: int = 2) -> Cost:
+    """Two arrays and an fp32 gate read, one array written."""
+    return Cost(2 * rows * width, 3 * rows * width * element + 4 * width)

@@ -49,9 +49,25 @@ def add_layer_norm(
     return total, layer_norm(total, weight, bias, eps)
 
 
-def modulated_rms_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+def modulated_rms_norm(
+    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, prefix: Tensor | None = None
+) -> Tensor:
     """RMS-normalised x * (1 + scale) + shift."""
+    if prefix is not None:
+        scale = by_token(scale, prefix, x.shape[1])
+        shift = None if shift is None else by_token(shift, prefix, x.shape[1])
     return _modulate(_rms(x, eps), scale, shift).to(x.dtype)
+
+
+def gated_add(x: Tensor, delta: Tensor, gate: Tensor, prefix: Tensor | None = None) -> Tensor:
+    """x + gate * delta, rounded once."""
+    return _add(x, delta, gate if prefix is None else by_token(gate, prefix, x.shape[1]))
+
+
+def by_token(table: Tensor, prefix: Tensor, tokens: int) -> Tensor:
+    """table [2, D] -> [B, tokens, D]: row 1 for the first prefix[b] tokens of entry b, row 0 for the others."""
+    below = torch.arange(tokens, device=table.device) < prefix.view(-1, 1)
+    return torch.where(below[..., None], table[1], table[0])
 
 
 def gated_add_rms_norm(

@@ -21,15 +21,17 @@ TABLE = Table("norm", default=[Launch.of(w) for w in (2, 4, 8, 16, 1)], rows={90
 
 @triton.jit
 def _norm(
-    x_ptr, delta_ptr, delta_bias_ptr, gate_ptr, scale_ptr, shift_ptr, total_ptr, out_ptr,
+    x_ptr, delta_ptr, delta_bias_ptr, gate_ptr, scale_ptr, shift_ptr, prefix_ptr, total_ptr, out_ptr,
     tokens, width, delta_rows, share_stride, gate_stride, scale_stride, shift_stride, eps,
     REPEATED: tl.constexpr, SHARES: tl.constexpr, CENTRED: tl.constexpr, PLUS_ONE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    batch = row // tokens
+    entry = row // tokens
     column = tl.arange(0, BLOCK)
     held = column < width
     wait_for_producer(PDL)
+    if prefix_ptr is not None:
+        entry = (row % tokens < tl.load(prefix_ptr + entry)).to(tl.int64)
     x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
     if delta_ptr is not None:
         delta_row = row % delta_rows if REPEATED else row
@@ -40,7 +42,7 @@ def _norm(
         if delta_bias_ptr is not None:
             delta += tl.load(delta_bias_ptr + column, mask=held, other=0.0).to(tl.float32)
         if gate_ptr is not None:
-            gate = tl.load(gate_ptr + batch * gate_stride + column, mask=held, other=0.0).to(tl.float32)
+            gate = tl.load(gate_ptr + entry * gate_stride + column, mask=held, other=0.0).to(tl.float32)
             delta = gate * delta
         total = (x + delta).to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + row * width + column, total, mask=held)
@@ -49,14 +51,32 @@ def _norm(
         x = tl.where(held, x - tl.sum(x, axis=0) / width, 0.0)
     y = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
     if scale_ptr is not None:
-        scale = tl.load(scale_ptr + batch * scale_stride + column, mask=held, other=0.0).to(tl.float32)
+        scale = tl.load(scale_ptr + entry * scale_stride + column, mask=held, other=0.0).to(tl.float32)
         if PLUS_ONE:
             scale = 1.0 + scale
         y = y * scale
     if shift_ptr is not None:
-        y = y + tl.load(shift_ptr + batch * shift_stride + column, mask=held, other=0.0).to(tl.float32)
+        y = y + tl.load(shift_ptr + entry * shift_stride + column, mask=held, other=0.0).to(tl.float32)
     release_successor(PDL)
     tl.store(out_ptr + row * width + column, y.to(out_ptr.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def _gated_add(
+    x_ptr, delta_ptr, gate_ptr, prefix_ptr, out_ptr, tokens, width, gate_stride, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    entry = row // tokens
+    column = tl.arange(0, BLOCK)
+    held = column < width
+    wait_for_producer(PDL)
+    if prefix_ptr is not None:
+        entry = (row % tokens < tl.load(prefix_ptr + entry)).to(tl.int64)
+    x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
+    delta = tl.load(delta_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
+    gate = tl.load(gate_ptr + entry * gate_stride + column, mask=held, other=0.0).to(tl.float32)
+    release_successor(PDL)
+    tl.store(out_ptr + row * width + column, (x + gate * delta).to(out_ptr.dtype.element_ty), mask=held)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False) -> Tensor:
@@ -93,9 +113,26 @@ def add_layer_norm(
     return _run(x, (delta, delta_bias), (None, weight, bias), eps, False, centred=True)
 
 
-def modulated_rms_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
+def modulated_rms_norm(
+    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, prefix: Tensor | None = None
+) -> Tensor:
     """See kernels.norm."""
-    return _run(x, (None, None), (None, scale, shift), eps, True)[1]
+    return _run(x, (None, None), (None, scale, shift), eps, True, prefix=prefix)[1]
+
+
+def gated_add(x: Tensor, delta: Tensor, gate: Tensor, prefix: Tensor | None = None) -> Tensor:
+    """See kernels.norm."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel() == 0:
+        return out
+    width, tokens = x.shape[-1], x.shape[-2]
+    block = launch.power_of_two(width)
+    gate, stride = _rows(gate)
+    _gated_add[(x.numel() // width,)](
+        x.contiguous(), delta.contiguous(), gate, prefix, out, tokens, width, stride,
+        BLOCK=block, **launch.options(launch.choose(TABLE, (block,), x.device), x.device),
+    )  # fmt: skip
+    return out
 
 
 def gated_add_rms_norm(
@@ -117,6 +154,7 @@ def _run(
     eps: float,
     plus_one: bool,
     centred: bool = False,
+    prefix: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
     rows = x.numel() // width
@@ -125,13 +163,16 @@ def _run(
     total = x if delta is None else torch.empty_like(out)
     if rows == 0:
         return total, out
-    (gate, gate_stride), (scale, scale_stride), (shift, shift_stride) = (_per_batch(t, x) for t in modulation)
+    (gate, gate_stride), (scale, scale_stride), (shift, shift_stride) = (
+        (None, 0) if t is None else _rows(t) for t in modulation
+    )
     shares = delta.shape[0] if delta is not None and delta.dim() > x.dim() else 1
     delta_rows = rows if delta is None or shares > 1 else delta.numel() // width
     block = launch.power_of_two(width)
     choice = launch.choose(TABLE, (block,), x.device)
     _norm[(rows,)](
-        x.contiguous(), None if delta is None else delta.contiguous(), delta_bias, gate, scale, shift, total, out,
+        x.contiguous(), None if delta is None else delta.contiguous(), delta_bias, gate, scale, shift, prefix,
+        total, out,
         rows // x.shape[0] if x.dim() > 2 else rows, width, delta_rows, rows * width,
         gate_stride, scale_stride, shift_stride, eps, REPEATED=delta_rows < rows, SHARES=shares,
         CENTRED=centred, PLUS_ONE=plus_one, BLOCK=block, **launch.options(choice, x.device),
@@ -139,9 +180,7 @@ def _run(
     return total, out
 
 
-def _per_batch(t: Tensor | None, x: Tensor) -> tuple[Tensor | None, int]:
-    """A [D] or [B, 1, D] operand and its stride from one batch entry to the next."""
-    if t is None:
-        return None, 0
+def _rows(t: Tensor) -> tuple[Tensor, int]:
+    """A [D], [B, 1, D] or [2, D] operand and its stride from one batch entry or row to the next."""
     t = t if t.stride(-1) == 1 else t.contiguous()
     return t, t.stride(0) if t.dim() > 1 and t.shape[0] > 1 else 0

@@ -2,6 +2,9 @@
 
 On a GPU with bulk copies (compute capability 9.0 and up) weights are packed once, and inside `chain()` each kernel
 loads its weights while its predecessor computes. With dense weights the same functions are composed of other ops.
+
+Where prefix int32 [B, 1] is given, scale, shift and gate are [2, D]: the first prefix[b] tokens of entry b take row 1,
+the others row 0 (real-time chunking: rows that are given stand at the clean end of the solver's time).
 """
 
 from types import ModuleType
@@ -13,8 +16,8 @@ from innerloop.kernels.euler import Guide
 from innerloop.kernels.select import on_device, unfused
 from innerloop.kernels.skinny import compose, cuda, reference
 from innerloop.kernels.skinny.compile import available
-from innerloop.kernels.skinny.cuda import chain
 from innerloop.kernels.skinny.packing import Packed, pack, unpack
+from innerloop.kernels.skinny.start import chain
 
 __all__ = [
     "Packed",
@@ -52,6 +55,7 @@ def norm_qkv_rope(
     k_cache: Tensor,
     v_cache: Tensor,
     start: int,
+    prefix: Tensor | None = None,
 ) -> Tensor:
     """x [B, T, K] -> q [B, T, heads, D]: RMSNorm * (1 + scale) + shift, QKV product, half-split rotation of q and k.
 
@@ -59,7 +63,7 @@ def norm_qkv_rope(
     start .. start + T of the caches [B, S, kv_heads, D].
     """
     run = _implementation(x, weight).norm_qkv_rope
-    q: Tensor = run(x, scale, shift, eps, weight, cos, sin, heads, kv_heads, k_cache, v_cache, start)
+    q: Tensor = run(x, scale, shift, eps, weight, cos, sin, heads, kv_heads, k_cache, v_cache, start, prefix)
     return q
 
 
@@ -92,16 +96,28 @@ def norm_linear(
 
 
 def project_residual(
-    y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor, bias: Tensor | None = None
+    y: Tensor,
+    weight: Tensor | Packed,
+    gate: Tensor | None,
+    residual: Tensor,
+    bias: Tensor | None = None,
+    prefix: Tensor | None = None,
 ) -> Tensor:
     """y [B, T, K], weight [N, K], gate and bias [N] or None, residual [B, T, N] -> residual + gate * (y W^T + b)."""
-    out: Tensor = _implementation(y, weight).project_residual(y, weight, gate, residual, bias)
+    out: Tensor = _implementation(y, weight).project_residual(y, weight, gate, residual, bias, prefix)
     return out
 
 
-def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor | Packed) -> Tensor:
+def norm_glu(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor | Packed,
+    prefix: Tensor | None = None,
+) -> Tensor:
     """x [B, T, K], weight [2 F, K], gate rows first (packed with pair = F) -> gelu_tanh(gate) * up of the normed x."""
-    out: Tensor = _implementation(x, weight).norm_glu(x, scale, shift, eps, weight)
+    out: Tensor = _implementation(x, weight).norm_glu(x, scale, shift, eps, weight, prefix)
     return out
 
 
@@ -125,8 +141,8 @@ def norm_project_step(
 ) -> Tensor:
     """state + dt * (normed x W^T + b) in fp32: x [B, T, K], weight [A, K], state float32 [B, T, A].
 
-    guide: pulls the step towards a previous chunk (kernels.euler.guide); its weight 0 changes no bit. In a chain its
-    tensors are read ahead.
+    scale and shift [K] of every row. guide: pulls the step towards a previous chunk and imposes its given rows
+    (kernels.euler.guide); weight 0 and prefix 0 change no bit. In a chain its tensors are read ahead.
     """
     few = _few(state, weight, bias, x.dtype)
     module = cuda if few else compose if on_device(x) else reference

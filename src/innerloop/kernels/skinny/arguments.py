@@ -9,6 +9,7 @@ class LinearArgs(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weight", "x", "scale", "shift", "gate", "residual", "bias")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin", "out", "k_cache", "v_cache")),
+        *((name, ctypes.c_void_p) for name in ("prefix", "clean_scale", "clean_shift", "clean_gate")),
         *((name, ctypes.c_uint64) for name in ("batch_stride", "row_stride")),
         *((name, ctypes.c_int) for name in ("rows", "row_tokens", "start", "groups", "heads", "kv_heads")),
         ("eps", ctypes.c_float),
@@ -34,6 +35,7 @@ class StepArgs(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("x", "scale", "shift", "weight_out", "bias_out", "weight_in", "bias_in")
         ),
-        *((name, ctypes.c_void_p) for name in ("state", "next_state", "previous", "guidance", "out")),
+        *((name, ctypes.c_void_p) for name in ("state", "next_state", "previous", "guidance", "prefix", "out")),
         *((name, ctypes.c_float) for name in ("eps", "dt", "gain", "time")),
+        ("row_tokens", ctypes.c_int),
     )

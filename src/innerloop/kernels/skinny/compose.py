@@ -9,7 +9,7 @@ from innerloop.kernels.attention import attention
 from innerloop.kernels.euler import Guide, project_and_step
 from innerloop.kernels.euler import guide as pull
 from innerloop.kernels.linear import linear
-from innerloop.kernels.norm import layer_norm, modulated_rms_norm
+from innerloop.kernels.norm import gated_add, layer_norm, modulated_rms_norm
 from innerloop.kernels.rope import rotate_and_store
 from innerloop.kernels.skinny.packing import Packed
 from innerloop.kernels.skinny.reference import dense
@@ -28,9 +28,10 @@ def norm_qkv_rope(
     k_cache: Tensor,
     v_cache: Tensor,
     start: int,
+    prefix: Tensor | None = None,
 ) -> Tensor:
     """As reference.norm_qkv_rope."""
-    qkv = linear(modulated_rms_norm(x, scale, shift, eps), dense(weight))
+    qkv = linear(modulated_rms_norm(x, scale, shift, eps, prefix), dense(weight))
     return rotate_and_store(qkv, cos, sin, heads, kv_heads, k_cache, v_cache, start)
 
 
@@ -53,18 +54,30 @@ def norm_linear(
 
 
 def project_residual(
-    y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor, bias: Tensor | None = None
+    y: Tensor,
+    weight: Tensor | Packed,
+    gate: Tensor | None,
+    residual: Tensor,
+    bias: Tensor | None = None,
+    prefix: Tensor | None = None,
 ) -> Tensor:
     """As reference.project_residual."""
     delta = linear(y, dense(weight), bias)
     if gate is None:
         return residual + delta
-    return torch.addcmul(residual.float(), delta.float(), gate.float()).to(residual.dtype)
+    return gated_add(residual, delta, gate, prefix)
 
 
-def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor | Packed) -> Tensor:
+def norm_glu(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor | Packed,
+    prefix: Tensor | None = None,
+) -> Tensor:
     """As reference.norm_glu."""
-    return glu(linear(modulated_rms_norm(x, scale, shift, eps), dense(weight)), "gelu_tanh")
+    return glu(linear(modulated_rms_norm(x, scale, shift, eps, prefix), dense(weight)), "gelu_tanh")
 
 
 def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,10 +1,6 @@
-"""Launches of the CUDA kernels in source/: arguments checked, sizes fixed at compile time, dependent launch in a chain."""
+"""Launches of the CUDA kernels in source/: arguments checked, sizes fixed at compile time."""
 
-import ctypes
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import ceil, log2
 
 import torch
@@ -13,49 +9,15 @@ from torch import Tensor
 from innerloop.contract.errors import InnerloopError
 from innerloop.kernels.euler import Guide
 from innerloop.kernels.launch import Launch, Limits, Shape, Table, choose, limits
-from innerloop.kernels.skinny import compile
 from innerloop.kernels.skinny.arguments import AttendArgs, LinearArgs, StepArgs
 from innerloop.kernels.skinny.packing import Packed
+from innerloop.kernels.skinny.start import begin
 
 NORM_QKV_ROPE, NORM_GLU, RESIDUAL, NORM_LINEAR = range(4)
 MAX_ROWS = 64
 WARP_COLUMNS = 128  # columns of the weight that one warp multiplies
 ATTENTION_PARTS = 8  # programs that share one head's keys
 ATTENTION_DIM = 256
-
-_chain: ContextVar["Chain | None"] = ContextVar("chain", default=None)
-_defines: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("defines", default=())
-
-
-@dataclass
-class Chain:
-    """Launches under one `chain()`: whether the first has been made."""
-
-    started: bool = False
-
-
-@contextmanager
-def chain() -> Iterator[None]:
-    """Kernels launched inside, after the first, start before their predecessor ends and load weights meanwhile.
-
-    The caller promises that nothing inside writes what these kernels may read early: weights, modulation and rotary
-    tables, key_valid, and K/V rows before `start`.
-    """
-    token = _chain.set(Chain())
-    try:
-        yield
-    finally:
-        _chain.reset(token)
-
-
-@contextmanager
-def compiled_with(**defines: int) -> Iterator[None]:
-    """DELAY=n: stores wait n microseconds. UNGUARDED=1: reads do not wait. For tests of dependent launch alone."""
-    token = _defines.set(tuple(sorted(defines.items())))
-    try:
-        yield
-    finally:
-        _defines.reset(token)
 
 
 def column_tiles(tokens: int) -> int:
@@ -72,9 +34,9 @@ def _linear_bytes(launch: Launch, shape: Shape) -> int:
     nt, passes, split, tiles = column_tiles(rows), _passes(rows), launch["SPLIT"], launch["TILES"]
     items = tiles * nt * 32
     size = tiles * (k // split) * 32 + (split - 1) * passes * items * 16 + 128
-    kept = 2 if phase == NORM_LINEAR else 1
+    sums = 2 if phase == NORM_LINEAR else 1
     if phase != RESIDUAL:
-        size += (k + kept * tiles * 16 * (launch.warps + 1) + kept * nt * 8 * launch.warps) * 4
+        size += (2 * k + 2 * tiles * 16 * (launch.warps + 1) + sums * nt * 8 * launch.warps) * 4
     if passes > 1:
         size += launch.warps * tiles * nt * 512
     return size
@@ -167,6 +129,7 @@ def norm_qkv_rope(
     k_cache: Tensor,
     v_cache: Tensor,
     start: int,
+    prefix: Tensor | None = None,
 ) -> Tensor:
     """As reference.norm_qkv_rope."""
     batch, tokens, _ = x.shape
@@ -185,11 +148,14 @@ def norm_qkv_rope(
         heads=heads, kv_heads=kv_heads, k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
         batch_stride=batch_stride, row_stride=row_stride,
     )  # fmt: skip
+    _give(arguments, prefix, tokens, scale=scale, shift=shift)
     _linear(NORM_QKV_ROPE, x, weight, q, arguments, scale)
     return q
 
 
-def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Packed) -> Tensor:
+def norm_glu(
+    x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Packed, prefix: Tensor | None = None
+) -> Tensor:
     """As reference.norm_glu."""
     _need_contiguous("x", x)
     if weight.pair != weight.rows // 2:
@@ -197,7 +163,9 @@ def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight:
             f"norm_glu wants a weight packed with pair={weight.rows // 2}, its number of gates, not {weight.pair}"
         )
     out = torch.empty(*x.shape[:-1], weight.rows // 2, dtype=x.dtype, device=x.device)
-    _linear(NORM_GLU, x, weight, out, LinearArgs(**_norm(scale, shift, eps)), scale)
+    arguments = LinearArgs(**_norm(scale, shift, eps))
+    _give(arguments, prefix, x.shape[1], scale=scale, shift=shift)
+    _linear(NORM_GLU, x, weight, out, arguments, scale)
     return out
 
 
@@ -221,7 +189,12 @@ def norm_linear(
 
 
 def project_residual(
-    y: Tensor, weight: Packed, gate: Tensor | None, residual: Tensor, bias: Tensor | None = None
+    y: Tensor,
+    weight: Packed,
+    gate: Tensor | None,
+    residual: Tensor,
+    bias: Tensor | None = None,
+    prefix: Tensor | None = None,
 ) -> Tensor:
     """As reference.project_residual."""
     _need_contiguous("y", y)
@@ -233,6 +206,7 @@ def project_residual(
     if bias is not None:
         _need_bias(bias, weight)
         arguments.bias = bias.data_ptr()
+    _give(arguments, prefix, y.shape[1], gate=gate)
     _linear(RESIDUAL, y, weight, out, arguments, gate)
     return out
 
@@ -270,7 +244,7 @@ def attend(
     }
     size = attention_bytes(tokens, keys, overlay)
     grid = batch * heads * ATTENTION_PARTS
-    _start("attend", defines, grid, 256, size, ATTENTION_PARTS, arguments, q.device)
+    begin("attend", defines, grid, 256, size, ATTENTION_PARTS, arguments, q.device)
     return out
 
 
@@ -306,7 +280,9 @@ def norm_project_step(
     if guide is not None:
         _need_contiguous("previous", guide.previous)
         _need_contiguous("weight", guide.weight)
+        _need_lengths(guide.prefix)
         arguments.previous, arguments.guidance = guide.previous.data_ptr(), guide.weight.data_ptr()
+        arguments.prefix, arguments.row_tokens = guide.prefix.data_ptr(), state.shape[1]
         arguments.gain, arguments.time = guide.gain, guide.time
         defines["GUIDED"] = 1
     _step(state, weight.shape[1], arguments, defines)
@@ -318,7 +294,7 @@ def _step(state: Tensor, width: int, arguments: StepArgs, defines: Mapping[str, 
     actions = state.shape[-1]
     size = width * actions * 4 if "HAS_IN" in defines else 0
     rows = state.numel() // actions
-    _start("step", {**defines, "K": width, "A": actions}, rows, 1024, size, 1, arguments, state.device)
+    begin("step", {**defines, "K": width, "A": actions}, rows, 1024, size, 1, arguments, state.device)
 
 
 def _linear(
@@ -343,38 +319,36 @@ def _linear(
     defines = {
         **dict(launch.sizes), "PHASE": phase, "N": weight.rows, "K": weight.columns, "WARPS": launch.warps,
         "NT": column_tiles(rows), "HALF": weight.pair, "MODULATION_FLOAT": _is_float(modulation),
+        "PREFIXED": int(bool(arguments.prefix)),
         **(extra or {}),
     }  # fmt: skip
     grid = weight.rows // 16 // launch["TILES"] * launch["SPLIT"]
     size = _linear_bytes(launch, shape)
-    _start("linear", defines, grid, launch.warps * 32, size, launch["SPLIT"], arguments, x.device)
-
-
-def _start(
-    name: str,
-    defines: Mapping[str, int],
-    grid: int,
-    threads: int,
-    shared_bytes: int,
-    cluster: int,
-    arguments: ctypes.Structure,
-    device: torch.device,
-) -> None:
-    fixed = (*sorted(defines.items()), *_defines.get())
-    active = _chain.get()
-    dependent = active is not None and active.started
-    with torch.cuda.device(device):
-        index = torch.cuda.current_device()
-        function = compile.kernel(name, fixed, limits(device).capability, shared_bytes, index)
-        compile.launch(function, grid, threads, shared_bytes, cluster, dependent, arguments)
-    if active is not None:
-        active.started = True
+    begin("linear", defines, grid, launch.warps * 32, size, launch["SPLIT"], arguments, x.device)
 
 
 def _norm(scale: Tensor, shift: Tensor | None, eps: float) -> dict[str, int | float | None]:
     if shift is not None and shift.dtype is not scale.dtype:
         raise InnerloopError(f"scale is {scale.dtype} and shift {shift.dtype}; give both one dtype")
     return {"scale": scale.data_ptr(), "shift": None if shift is None else shift.data_ptr(), "eps": eps}
+
+
+def _give(arguments: LinearArgs, prefix: Tensor | None, tokens: int, **tables: Tensor | None) -> None:
+    """Where the first prefix[b] of `tokens` rows are given: each table's second row, which they take."""
+    if prefix is None:
+        return
+    _need_lengths(prefix)
+    for name, table in tables.items():
+        if table is None or table.dim() != 2 or len(table) != 2 or table.stride(1) != 1:
+            found = None if table is None else list(table.shape)
+            raise InnerloopError(f"with a prefix, {name} must be [2, D] with whole rows, not {found}")
+        setattr(arguments, f"clean_{name}", table[1].data_ptr())
+    arguments.prefix, arguments.row_tokens = prefix.data_ptr(), tokens
+
+
+def _need_lengths(prefix: Tensor) -> None:
+    if prefix.dtype is not torch.int32 or not prefix.is_contiguous():
+        raise InnerloopError(f"the prefix must be contiguous int32, one length a batch entry, not {prefix.dtype}")
 
 
 def _need_bias(bias: Tensor, weight: Packed) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from innerloop.kernels.attention.reference import attention
 from innerloop.kernels.euler.reference import Guide
 from innerloop.kernels.euler.reference import guide as pull
-from innerloop.kernels.norm.reference import layer_norm, modulated_rms_norm
+from innerloop.kernels.norm.reference import by_token, layer_norm, modulated_rms_norm
 from innerloop.kernels.rope.reference import rotate_and_store
 from innerloop.kernels.skinny.packing import Packed, unpack
 
@@ -32,9 +32,10 @@ def norm_qkv_rope(
     k_cache: Tensor,
     v_cache: Tensor,
     start: int,
+    prefix: Tensor | None = None,
 ) -> Tensor:
     """Rotated q [B, T, heads, D] of the normed x; its K/V go to rows start .. start + T of the caches."""
-    qkv = F.linear(modulated_rms_norm(x, scale, shift, eps), dense(weight))
+    qkv = F.linear(modulated_rms_norm(x, scale, shift, eps, prefix), dense(weight))
     return rotate_and_store(qkv, cos, sin, heads, kv_heads, k_cache, v_cache, start)
 
 
@@ -58,18 +59,31 @@ def norm_linear(
 
 
 def project_residual(
-    y: Tensor, weight: Tensor | Packed, gate: Tensor | None, residual: Tensor, bias: Tensor | None = None
+    y: Tensor,
+    weight: Tensor | Packed,
+    gate: Tensor | None,
+    residual: Tensor,
+    bias: Tensor | None = None,
+    prefix: Tensor | None = None,
 ) -> Tensor:
     """residual + gate * (y W^T + b), the sum in fp32."""
     delta = F.linear(y, dense(weight), bias).float()
     if gate is not None:
-        delta = delta * gate.float()
+        delta = delta * (gate if prefix is None else by_token(gate, prefix, y.shape[1])).float()
     return (residual.float() + delta).to(residual.dtype)
 
 
-def norm_glu(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Tensor | Packed) -> Tensor:
+def norm_glu(
+    x: Tensor,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor | Packed,
+    prefix: Tensor | None = None,
+) -> Tensor:
     """gelu_tanh(gate) * up of the normed x; the gate rows are the weight's first half."""
-    gate, up = F.linear(modulated_rms_norm(x, scale, shift, eps), dense(weight)).float().chunk(2, dim=-1)
+    normed = modulated_rms_norm(x, scale, shift, eps, prefix)
+    gate, up = F.linear(normed, dense(weight)).float().chunk(2, dim=-1)
     return (F.gelu(gate, approximate="tanh") * up).to(x.dtype)
 
 
@@ -89,7 +103,7 @@ def norm_project_step(
     dt: float,
     guide: Guide | None = None,
 ) -> Tensor:
-    """state + dt * (normed x W^T + b), pulled by `guide` where there is one, all in fp32."""
+    """state + dt * (normed x W^T + b), guided where there is one, all in fp32."""
     hidden = modulated_rms_norm(x.float(), scale, shift, eps)
     moved = state + dt * F.linear(hidden, weight.float(), bias.float())
     return moved if guide is None else pull(state, moved, *guide, dt)

@@ -21,7 +21,7 @@ FLOAT32 = ("*norm*", "state_*", "action_*", "mix_*")
 class Tables:
     """What the solver reads that depends on weights and step index alone, float32."""
 
-    time: torch.Tensor  # [steps, width]: the time half of the mixing MLP's first product, biases included
+    time: torch.Tensor  # [steps + 1, width]: the time half of the mixing MLP's first product, biases included
     action: torch.Tensor  # [width, A]: action projection folded into the action half of that product
 
 
@@ -75,9 +75,12 @@ class Pi0(nn.Module):
         start: int,
         guide: Guide,
     ) -> torch.Tensor:
-        """One Euler step: x float32 [B, chunk, A], tables (time [width], action [width, A]) -> x at the next time."""
+        """One Euler step: x float32 [B, chunk, A], tables (time [2, width], action [width, A]) -> x at the next time.
+
+        time: see flow.at_step.
+        """
         time, action = tables
-        mixed = activation.silu(linear.linear(x, action, time))
+        mixed = activation.activate(linear.linear(x, action), "silu", time, guide.prefix)
         hidden = linear.linear(mixed, self.mix_out_weight, self.mix_out_bias).to(cache.keys.dtype)
         norms = self.norms()
         hidden = self.expert(hidden, norms[:-1], cache, rotary, start)

@@ -10,7 +10,7 @@ from innerloop.blocks.expert import Cache
 from innerloop.blocks.flow_config import FlowConfig
 from innerloop.blocks.flow_plan import Tensors
 from innerloop.contract import Buffer, Plan, Role, Stage
-from innerloop.kernels import skinny
+from innerloop.kernels import euler, skinny
 from innerloop.policies.pi0.model import Pi0
 
 
@@ -23,7 +23,7 @@ def build(model: Pi0, batch: int, dtype: torch.dtype, fingerprint: str) -> dict[
     listed = [
         *flow_plan.buffers(shape),
         Buffer("state", (batch, config.max_state_dim), torch.float32, Role.INPUT),
-        Buffer("time_table", (config.steps, width), torch.float32, Role.STATIC),
+        Buffer("time_table", (config.steps + 1, width), torch.float32, Role.STATIC),
         Buffer("action_table", (width, config.max_action_dim), torch.float32, Role.STATIC),
         Buffer("state_keys", row, dtype, Role.STATE),
         Buffer("state_values", row, dtype, Role.STATE),
@@ -74,16 +74,17 @@ def _action_stage(model: Pi0, row: int) -> Stage:
         keys[:, :, row:start].copy_(b["state_keys"])
         values[:, :, row:start].copy_(b["state_values"])
         cache, rotary = Cache(keys, values, b["key_valid"]), flow_plan.suffix_rotary(b, start, config.chunk)
-        x = b["noise"]
+        chunk = (b["previous"], b["guidance"], b["prefix_length"])
+        x = euler.impose(b["noise"], b["previous"], b["prefix_length"])
         with skinny.chain():
             for step in range(config.steps):
-                tables = (b["time_table"][step], b["action_table"])
-                pull = flow.guided(b["previous"], b["guidance"], step, config.steps)
+                tables = (flow.at_step(b["time_table"], step), b["action_table"])
+                pull = flow.guided(*chunk, step, config.steps)
                 x = model.denoise(x, tables, cache, rotary, start, pull)
         b["actions"].copy_(x)
 
     reads = (
-        *("noise", "previous", "guidance", "keys", "values", "state_keys", "state_values"),
+        *("noise", "previous", "guidance", "prefix_length", "keys", "values", "state_keys", "state_values"),
         *("key_valid", "rotary_cos", "rotary_sin", "time_table", "action_table"),
     )
     return Stage("action", run, reads, ("actions", "cache_keys", "cache_values"))

@@ -37,13 +37,13 @@ class Pi05(nn.Module):
         self.action_out_bias = nn.Parameter(torch.empty(config.max_action_dim))
 
     def tables(self) -> torch.Tensor:
-        """float32 [steps, norms, 3, width]: scale, shift and gate of every norm at every step."""
+        """float32 [steps + 1, norms, 3, width]: scale, shift and gate of every norm at every step and the clean end."""
         steps, width = self.config.steps, self.config.expert.width
         time = flow.time_embedding(steps, width, self.config.periods, self.time_in_weight.device)
         hidden = activation.silu(linear.linear(time, self.time_in_weight, self.time_in_bias))
         condition = activation.silu(linear.linear(hidden, self.time_out_weight, self.time_out_bias))
         table = linear.linear(condition, self.modulation_weight, self.modulation_bias)
-        return table.view(steps, -1, 3, width)
+        return table.view(steps + 1, -1, 3, width)
 
     def denoise(
         self,
@@ -54,10 +54,10 @@ class Pi05(nn.Module):
         start: int,
         guide: Guide,
     ) -> torch.Tensor:
-        """One Euler step: x float32 [B, chunk, A], table [norms, 3, width] -> x at the next time."""
-        norms = [Modulation(scale, shift, gate) for scale, shift, gate in (row.unbind(0) for row in table.unbind(0))]
+        """One Euler step: x float32 [B, chunk, A], table [2, norms, 3, width] (flow.at_step) -> x at the next time."""
+        norms = [Modulation(*norm.unbind(1)) for norm in table.unbind(1)]
         hidden = skinny.project_in(x, self.action_in_weight, self.action_in_bias, cache.keys.dtype)
-        hidden = self.expert(hidden, norms[:-1], cache, rotary, start)
+        hidden = self.expert(hidden, norms[:-1], cache, rotary, start, guide.prefix)
         out = (self.action_out_weight, self.action_out_bias)
-        dt = -1.0 / self.config.steps
-        return skinny.norm_project_step(hidden, norms[-1].scale, norms[-1].shift, EPS, *out, x, dt, guide)
+        scale, shift, _ = table[0, -1].unbind(0)  # of given rows nothing is asked here
+        return skinny.norm_project_step(hidden, scale, shift, EPS, *out, x, -1.0 / self.config.steps, guide)

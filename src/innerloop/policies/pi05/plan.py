@@ -9,7 +9,7 @@ from innerloop.blocks.expert import Cache
 from innerloop.blocks.flow_config import FlowConfig
 from innerloop.blocks.flow_plan import Tensors
 from innerloop.contract import Buffer, Plan, Role, Stage
-from innerloop.kernels import skinny
+from innerloop.kernels import euler, skinny
 from innerloop.policies.pi05.model import Pi05
 
 CAPACITIES = (64, 128)  # prompt tokens captured below the checkpoint's own capacity
@@ -19,7 +19,7 @@ def build(model: Pi05, batch: int, dtype: torch.dtype, fingerprint: str) -> dict
     """One plan a prompt capacity, over the same buffers."""
     config, layout = model.config, model.config.layout(state_tokens=0)
     shape = flow_plan.Shape(config, layout, batch, dtype)
-    table = (config.steps, 2 * config.expert.depth + 1, 3, config.expert.width)
+    table = (config.steps + 1, 2 * config.expert.depth + 1, 3, config.expert.width)
     listed = [
         *flow_plan.buffers(shape),
         Buffer("modulation", table, torch.float32, Role.STATIC),
@@ -50,15 +50,16 @@ def _action_stage(model: Pi05, start: int) -> Stage:
     def run(b: Tensors) -> None:
         cache = Cache(*flow_plan.start_cache(b, "cache", start), b["key_valid"])
         rotary = flow_plan.suffix_rotary(b, start, config.chunk)
-        x = b["noise"]
+        chunk = (b["previous"], b["guidance"], b["prefix_length"])
+        x = euler.impose(b["noise"], b["previous"], b["prefix_length"])
         with skinny.chain():
             for step in range(config.steps):
-                pull = flow.guided(b["previous"], b["guidance"], step, config.steps)
-                x = model.denoise(x, b["modulation"][step], cache, rotary, start, pull)
+                pull = flow.guided(*chunk, step, config.steps)
+                x = model.denoise(x, flow.at_step(b["modulation"], step), cache, rotary, start, pull)
         b["actions"].copy_(x)
 
     reads = (
-        *("noise", "previous", "guidance", "keys", "values"),
+        *("noise", "previous", "guidance", "prefix_length", "keys", "values"),
         *("key_valid", "rotary_cos", "rotary_sin", "modulation"),
     )
     return Stage("action", run, reads, ("actions", "cache_keys", "cache_values"))

@@ -122,8 +122,25 @@ DEVICE u32 load_fresh_word(const void* p) {
   asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+// Bit n: row n, of at most 64, is given: one of the first prefix[e] of the row_tokens rows of its entry e.
+DEVICE u64 given_rows(const int* prefix, int rows, int row_tokens) {
+  u64 given = 0;
+  for (int entry = 0, first = 0; first < rows; ++entry, first += row_tokens) {
+    int length = min(max((int)load_fresh_word(prefix + entry), 0), row_tokens);
+    given |= ((length < 64 ? 1ull << length : 0ull) - 1) << first;
+  }
+  return given;
+}
 DEVICE uint4 load_shared(const u8* p) { return *(const uint4*)p; }
 DEVICE float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
+DEVICE float gelu_tanh(float v) {
+  float t = 0.7978845608028654f * (v + 0.044715f * v * v * v);
+  float e = __expf(2.0f * t);  // tanh(t) = 1 - 2 / (exp(2t) + 1), right at both ends
+  return 0.5f * v * (2.0f - __fdividef(2.0f, e + 1.0f));
+}
+
+DEVICE float bias_of(const bf16* table, int i) { return __uint_as_float((u32)__ldg(table + i) << 16); }
 
 // ---- matrix fragments --------------------------------------------------------------------------------------------
 // c[16 rows x 8 tokens] += a[16 x 16] b[16 x 8]. Weights are the left operand; tokens are the columns.

@@ -1,13 +1,18 @@
 // A linear layer over few rows. Fixed at compile time: PHASE, K, N (output features), TILES (16-row weight tiles a program),
 // WARPS, SPLIT (programs of a cluster that share K), NT (8-token column tiles a pass), HALF (distance of paired rows),
-// MODULATION_FLOAT, RESIDENT, GELU (of NORM_LINEAR).
+// MODULATION_FLOAT, RESIDENT, GELU (of NORM_LINEAR), PREFIXED (rows may be given: not of NORM_LINEAR).
 #define NORM_QKV_ROPE 0
 #define NORM_GLU 1
 #define RESIDUAL 2
 #define NORM_LINEAR 3
 #define HAS_NORM (PHASE != RESIDUAL)
 #define CENTRED (PHASE == NORM_LINEAR)  // layer norm: its scale is whole, not an offset from 1
-#define KEPT (CENTRED ? 2 : 1)          // products with the tables, and sums over x, that a norm keeps
+#ifndef PREFIXED
+#define PREFIXED 0
+#endif
+#define SCALES (PREFIXED ? 2 : 1)               // tables that a norm keeps: the scale, and that of given rows,
+#define PRODUCTS (CENTRED || PREFIXED ? 2 : 1)  // products with tables,
+#define SUMS (CENTRED ? 2 : 1)                  // and sums over x
 #define THREADS (WARPS * 32)
 #define KPART (K / SPLIT)             // columns of this program
 #define BLOCKS (KPART / 32 / WARPS)   // 32-column blocks of a warp
@@ -16,8 +21,8 @@
 #define TOKENS (NT * 8)
 #define ITEMS (TILES * NT * 32)       // float4 accumulators of a program
 #define ROWS (TILES * 16)
-#define TABLE_BYTES (HAS_NORM ? (K + KEPT * ROWS * (WARPS + 1)) * 4 : 0)
-#define SQUARES_BYTES (HAS_NORM ? KEPT * TOKENS * WARPS * 4 : 0)
+#define TABLE_BYTES (HAS_NORM ? (SCALES * K + PRODUCTS * ROWS * (WARPS + 1)) * 4 : 0)
+#define SQUARES_BYTES (HAS_NORM ? SUMS * TOKENS * WARPS * 4 : 0)
 
 struct Args {
   const u8* weight;
@@ -32,6 +37,10 @@ struct Args {
   bf16* out;
   bf16* k_cache;
   bf16* v_cache;
+  const int* prefix;  // [entries]: how many of an entry's first rows are given; those take the clean tables
+  const void* clean_scale;
+  const void* clean_shift;
+  const void* clean_gate;
   u64 batch_stride;  // of the caches, in elements
   u64 row_stride;
   int rows;
@@ -43,20 +52,12 @@ struct Args {
   float eps;
 };
 
-DEVICE float gelu_tanh(float v) {
-  float t = 0.7978845608028654f * (v + 0.044715f * v * v * v);
-  float e = __expf(2.0f * t);  // tanh(t) = 1 - 2 / (exp(2t) + 1), right at both ends
-  return 0.5f * v * (2.0f - __fdividef(2.0f, e + 1.0f));
-}
-
-DEVICE float bias_of(const bf16* table, int i) { return __uint_as_float((u32)__ldg(table + i) << 16); }
-
 struct Extra {  // what an accumulator item needs beside its sums, loaded before the product
   float4 a;
   float4 b;
 };
 
-DEVICE Extra load_extra(const Args& p, int tile, int token0, int lane) {
+DEVICE Extra load_extra(const Args& p, u64 given, int tile, int token0, int lane) {
   Extra e;
   e.a = e.b = make_float4(0.f, 0.f, 0.f, 0.f);
   int r = lane >> 2;
@@ -75,8 +76,8 @@ DEVICE Extra load_extra(const Args& p, int tile, int token0, int lane) {
   e.a = make_float4(low(low_rows), high(low_rows), low(high_rows), high(high_rows));
   e.b = make_float4(1.f, 1.f, 1.f, 1.f);
   if (p.gate) {
-    e.b = make_float4(modulation(p.gate, f), modulation(p.gate, f + 1), modulation(p.gate, f + 8),
-                      modulation(p.gate, f + 9));
+    const void* gate = given >> token & 1 ? p.clean_gate : p.gate;
+    e.b = make_float4(modulation(gate, f), modulation(gate, f + 1), modulation(gate, f + 8), modulation(gate, f + 9));
   }
   if (p.bias) {
     e.a = make_float4(e.a.x + e.b.x * bias_of(p.bias, f), e.a.y + e.b.y * bias_of(p.bias, f + 1),
@@ -139,19 +140,22 @@ DEVICE void finish(const Args& p, int tile, int token0, int lane, float4 c, Extr
 
 // W (x / rms * (1 + scale) + shift) = W (x * (1 + scale)) / rms + W shift. The last term needs no x; the rms none of the
 // product. So the product starts as soon as x is here. A layer norm also takes mean * W (scale) off: W times the scale is
-// a second column of the same early product.
-DEVICE void shift_product(const Args& p, const u8* weights, const float* scale, float* parts, u32 bar, int warp, int lane) {
+// a second column of the same early product. Behind an RMS norm that column is the shift of the rows that are given.
+DEVICE void shift_product(const Args& p, u64 given, const u8* weights, const float* scale, float* parts, u32 bar, int warp,
+                          int lane) {
   const int r = lane >> 2, j = lane & 3;
-  uint4 x[BLOCKS];  // the first token column is the shift, the second the scale
+  const bool second = r == 1 && given;
+  const void* shift = second ? p.clean_shift : p.shift;
+  uint4 x[BLOCKS];  // the first token column is the shift, the second the scale or the clean shift
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
     x[b] = make_uint4(0, 0, 0, 0);
     int at = (warp * BLOCKS + b) * 32 + j * 8;
-    if (r == 0 && p.shift) {
-      x[b] = make_uint4(pack2(modulation(p.shift, at), modulation(p.shift, at + 1)),
-                        pack2(modulation(p.shift, at + 2), modulation(p.shift, at + 3)),
-                        pack2(modulation(p.shift, at + 4), modulation(p.shift, at + 5)),
-                        pack2(modulation(p.shift, at + 6), modulation(p.shift, at + 7)));
+    if ((r == 0 || second) && p.shift) {
+      x[b] = make_uint4(pack2(modulation(shift, at), modulation(shift, at + 1)),
+                        pack2(modulation(shift, at + 2), modulation(shift, at + 3)),
+                        pack2(modulation(shift, at + 4), modulation(shift, at + 5)),
+                        pack2(modulation(shift, at + 6), modulation(shift, at + 7)));
     }
     if (CENTRED && r == 1) {
       x[b] = make_uint4(pack2(scale[at], scale[at + 1]), pack2(scale[at + 2], scale[at + 3]),
@@ -171,7 +175,7 @@ DEVICE void shift_product(const Args& p, const u8* weights, const float* scale, 
     if (j == 0) {
       parts[warp * ROWS + t * 16 + r] = acc.x;
       parts[warp * ROWS + t * 16 + r + 8] = acc.z;
-      if (CENTRED) {
+      if (CENTRED || given) {
         parts[(WARPS + 1 + warp) * ROWS + t * 16 + r] = acc.y;
         parts[(WARPS + 1 + warp) * ROWS + t * 16 + r + 8] = acc.w;
       }
@@ -179,19 +183,22 @@ DEVICE void shift_product(const Args& p, const u8* weights, const float* scale, 
   }
 }
 
-DEVICE void scale_rows(uint4 (&x)[BLOCKS][NT], float* squares, const float* scale, int warp, int lane) {
+// PICK: rows whose bit of `given` is set take the scale K further on.
+template <bool PICK>
+DEVICE void scale_rows(u64 given, uint4 (&x)[BLOCKS][NT], float* squares, const float* scale, int warp, int lane) {
   const int r = lane >> 2, j = lane & 3;
   float s[NT], m[NT];
 #pragma unroll
   for (int nt = 0; nt < NT; ++nt) s[nt] = m[nt] = 0.f;
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
-    const float4* at = (const float4*)(scale + (warp * BLOCKS + b) * 32 + j * 8);
+    const float* at = scale + (warp * BLOCKS + b) * 32 + j * 8;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float4 by = at[half];
+      float4 by = *(const float4*)(at + half * 4);
 #pragma unroll
       for (int nt = 0; nt < NT; ++nt) {
+        if (PICK) by = *(const float4*)(at + half * 4 + (given >> (nt * 8 + r) & 1 ? K : 0));
         u32& first = half ? x[b][nt].z : x[b][nt].x;
         u32& second = half ? x[b][nt].w : x[b][nt].y;
         float4 v = make_float4(low(first), high(first), low(second), high(second));
@@ -226,8 +233,9 @@ DEVICE float2 over_warps(const float* parts, int n) {  // of tokens n and n + 1
 }
 
 // Sums over x * scale -> over the normed, shifted x, for tokens n and n + 1 and rows r and r + 8 of a tile. bias: W shift and
-// the linear's own, of this row; W scale stands (WARPS + 1) * ROWS behind it.
-DEVICE float4 normed(float4 c, const float* squares, const float* bias, int n, float eps) {
+// the linear's own, of this row; W scale, or W times the clean shift, stands (WARPS + 1) * ROWS behind it. given: a bit each
+// for tokens n and n + 1.
+DEVICE float4 normed(float4 c, u32 given, const float* squares, const float* bias, int n, float eps) {
   float2 s = over_warps(squares, n);
   s = make_float2(s.x * (1.0f / K), s.y * (1.0f / K));
 #if CENTRED
@@ -237,14 +245,20 @@ DEVICE float4 normed(float4 c, const float* squares, const float* bias, int n, f
   c = make_float4(c.x - m.x * column[0], c.y - m.y * column[0], c.z - m.x * column[8], c.w - m.y * column[8]);
   s = make_float2(fmaxf(s.x - m.x * m.x, 0.f), fmaxf(s.y - m.y * m.y, 0.f));
 #endif
+  float4 add = make_float4(bias[0], bias[0], bias[8], bias[8]);
+  if (PREFIXED && given) {
+    const float* clean = bias + (WARPS + 1) * ROWS;
+    if (given & 1) add.x = clean[0], add.z = clean[8];
+    if (given & 2) add.y = clean[0], add.w = clean[8];
+  }
   float a = rsqrtf(s.x + eps), b = rsqrtf(s.y + eps);
-  return make_float4(c.x * a + bias[0], c.y * b + bias[0], c.z * a + bias[8], c.w * b + bias[8]);
+  return make_float4(c.x * a + add.x, c.y * b + add.y, c.z * a + add.z, c.w * b + add.w);
 }
 
 extern "C" __global__ void BOUNDS(THREADS) linear(const __grid_constant__ Args p) {
   extern __shared__ __align__(128) u8 memory[];
   float* scale = (float*)(memory + WEIGHT_BYTES);
-  float* bias = scale + K;         // [KEPT][1 + WARPS][ROWS]: W shift and its parts, W scale and its parts
+  float* bias = scale + SCALES * K;  // [PRODUCTS][1 + WARPS][ROWS]: W shift and its parts, the second product and its parts
   float* bias_parts = bias + ROWS;
   float* squares = (float*)(memory + WEIGHT_BYTES + TABLE_BYTES);
   u8* gathered = memory + WEIGHT_BYTES + TABLE_BYTES + SQUARES_BYTES;  // sums of the cluster's other programs
@@ -271,15 +285,17 @@ extern "C" __global__ void BOUNDS(THREADS) linear(const __grid_constant__ Args p
                      TILE_BYTES, bar, policy);
     }
   }
+  const u64 given = PREFIXED ? given_rows(p.prefix, p.rows, p.row_tokens) : 0;
 #if HAS_NORM
   for (int i = tid; i < K; i += THREADS)
     scale[i] = CENTRED ? (p.scale ? modulation(p.scale, i) : 1.0f) : 1.0f + modulation(p.scale, i);
+  for (int i = tid; given && i < K; i += THREADS) scale[K + i] = 1.0f + modulation(p.clean_scale, i);
 #endif
   __syncthreads();
 #if HAS_NORM
-  if (p.shift || CENTRED) shift_product(p, memory, scale, bias_parts, shared_address(barriers), warp, lane);
+  if (p.shift || CENTRED) shift_product(p, given, memory, scale, bias_parts, shared_address(barriers), warp, lane);
   __syncthreads();
-  for (int i = tid; i < KEPT * ROWS; i += THREADS) {
+  for (int i = tid; i < (CENTRED || given ? 2 : 1) * ROWS; i += THREADS) {
     const bool second = i >= ROWS;
     const int row = second ? i - ROWS : i;
     const float* parts = second ? bias_parts + (WARPS + 1) * ROWS : bias_parts;
@@ -307,9 +323,12 @@ extern "C" __global__ void BOUNDS(THREADS) linear(const __grid_constant__ Args p
       }
     }
     Extra extra;
-    if (tid < ITEMS && rank == 0) extra = load_extra(p, tile0 + tid / (NT * 32), g * TOKENS + (tid / 32 % NT) * 8 + j * 2, lane);
+    if (tid < ITEMS && rank == 0) extra = load_extra(p, given, tile0 + tid / (NT * 32), g * TOKENS + (tid / 32 % NT) * 8 + j * 2, lane);
 #if HAS_NORM
-    scale_rows(x, squares, scale, warp, lane);
+    if (given >> g * TOKENS)
+      scale_rows<PREFIXED != 0>(given >> g * TOKENS, x, squares, scale, warp, lane);
+    else
+      scale_rows<false>(0, x, squares, scale, warp, lane);
 #endif
     const bool reuse = p.groups == 1;  // a warp's own weights are dead once it has multiplied by them
     const u32 tile_stride = reuse ? TILE_BYTES : NT * 512;
@@ -366,9 +385,10 @@ extern "C" __global__ void BOUNDS(THREADS) linear(const __grid_constant__ Args p
         s.x += v.x, s.y += v.y, s.z += v.z, s.w += v.w;
       }
 #if HAS_NORM
-      s = normed(s, squares, bias + item / (NT * 32) * 16 + r, item / 32 % NT * 8 + j * 2, p.eps);
+      const int n0 = item / 32 % NT * 8 + j * 2;
+      s = normed(s, given >> (g * TOKENS + n0) & 3, squares, bias + item / (NT * 32) * 16 + r, n0, p.eps);
 #endif
-      if (n > 0) extra = load_extra(p, tile0 + item / (NT * 32), g * TOKENS + (item / 32 % NT) * 8 + j * 2, lane);
+      if (n > 0) extra = load_extra(p, given, tile0 + item / (NT * 32), g * TOKENS + (item / 32 % NT) * 8 + j * 2, lane);
       finish(p, tile0 + item / (NT * 32), g * TOKENS + (item / 32 % NT) * 8 + j * 2, lane, s, extra);
     }
     if (g + 1 < p.groups) __syncthreads();

@@ -14,11 +14,13 @@ struct Args {
   float* next_state;
   const float* previous;  // [rows, A], what real-time chunking pulls to
   const float* guidance;  // [rows], how hard
+  const int* prefix;  // [entries], how many of an entry's first rows `previous` gives
   bf16* out;     // [rows, K]
   float eps;
   float dt;
   float gain;
   float time;
+  int row_tokens;  // of one entry
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant__ Args p) {
@@ -55,6 +57,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant
       moved += v.x * modulation(p.shift, i * 32 + lane * 2) + v.y * modulation(p.shift, i * 32 + lane * 2 + 1);
     }
   }
+#if GUIDED
+  const bool given = (int)(token % p.row_tokens) < (int)load_fresh_word(p.prefix + token / p.row_tokens);
+#endif
   wait_for_producer();
   u32 x[K / 64];
 #pragma unroll
@@ -78,7 +83,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant
     float next = at + p.dt * velocity;
 #if GUIDED
     float ahead = at - p.time * velocity;  // the chunk that this step foresees
-    next -= p.dt * p.gain * __ldg(p.guidance + token) * (__ldg(p.previous + token * A + warp) - ahead);
+    const float previous = __ldg(p.previous + token * A + warp);
+    next -= p.dt * p.gain * __ldg(p.guidance + token) * (previous - ahead);
+    if (given) next = previous;
 #endif
     delay_stores();
     p.next_state[token * A + warp] = next;
