@@ -50,6 +50,8 @@ class LoadedPolicy:
 
     def __post_init__(self) -> None:
         self._bytes = self.memory.by_role()
+        self._device = str(self.placement.device)
+        self._kernels = self._what_runs()
 
     @property
     def plans(self) -> Mapping[int, Plan]:
@@ -87,10 +89,7 @@ class LoadedPolicy:
     @property
     def kernels(self) -> str:
         """What really runs: reference, operators or fused; `+skinny` where the expert's few-row CUDA kernels do."""
-        if self.placement.device.type == "cpu":
-            return "reference"
-        tuned = f", {self.tuned} tuned launches" if self.tuned else ""
-        return f"{self.placement.kernels}{'+skinny' if self.packed else ''}{tuned}"
+        return self._kernels
 
     def infer(
         self,
@@ -176,11 +175,18 @@ class LoadedPolicy:
         if self.batched is not None:
             self.batched.close()
 
+    def _what_runs(self) -> str:
+        if self.placement.device.type == "cpu":
+            return "reference"
+        tuned = f", {self.tuned} tuned launches" if self.tuned else ""
+        return f"{self.placement.kernels}{'+skinny' if self.packed else ''}{tuned}"
+
     def _row(
         self, observation: Mapping[str, Any], noise: np.ndarray | None, seed: int | None, previous: Previous | None
     ) -> "_Row":
         prepared = self.processor.prepare(observation)
-        inputs = {**prepared.inputs, "noise": self.processor.noise(noise, seed)}
+        inputs = prepared.inputs
+        inputs["noise"] = self.processor.noise(noise, seed)
         if previous is not None:
             inputs |= self.processor.guidance(previous, prepared.context)
         return _Row(inputs, prepared.context, self.capacity(prepared.context.prompt_tokens), seed)
@@ -190,8 +196,8 @@ class LoadedPolicy:
             fingerprint=self.fingerprint,
             policy=self.family.name,
             precision=self.placement.precision,
-            device=str(self.placement.device),
-            kernels=self.kernels,
+            device=self._device,
+            kernels=self._kernels,
             stages=stages,
             capacity=capacity,
             prompt_tokens=row.context.prompt_tokens,

@@ -96,8 +96,11 @@ class Machine:
             names = tuple(name for step, _ in due for name in step.names)
             return names, self._windows.outputs(), self._profiled.read() if profile else {}
 
-        with target.deciding():
+        target.asked()
+        try:
             names, outputs, timing = self._thread.call(lambda: self._context.run(run))
+        finally:
+            target.answered()
         if one:
             outputs = {name: value[0] if value.shape[:1] == (1,) else value for name, value in outputs.items()}
         return Decision(outputs, names, {"run": 1e3 * (time.perf_counter() - began), **timing})

@@ -3,8 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from innerloop.contract.errors import CapsuleError, InnerloopError
@@ -59,16 +58,15 @@ class Session:
         """Gives the session's memory back; any later use raises SessionError."""
         self._owner.call(self, lambda: self._owner.end(self))
 
-    @contextmanager
-    def deciding(self) -> Iterator[None]:
-        """Marks a decision as in flight."""
+    def asked(self) -> None:
+        """Marks a decision as in flight; `answered` must follow."""
         with self._owner.guard:
             self.in_flight += 1
-        try:
-            yield
-        finally:
-            with self._owner.guard:
-                self.in_flight -= 1
+
+    def answered(self) -> None:
+        """The end of what `asked` began."""
+        with self._owner.guard:
+            self.in_flight -= 1
 
 
 class Sessions:

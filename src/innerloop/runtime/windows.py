@@ -77,7 +77,7 @@ def write_window(arena: Arena, name: str, value: Value) -> None:
 class Slot:
     """One input: its place in the input region, and what its staging memory holds."""
 
-    __slots__ = ("_dtype", "_shapes", "at", "buffer", "content", "end", "index", "small", "start", "views")
+    __slots__ = ("_dtype", "_shapes", "at", "buffer", "content", "end", "index", "raw", "small", "start", "views")
 
     def __init__(self, buffer: Buffer, at: int, index: int, start: int) -> None:
         self.buffer = buffer
@@ -88,15 +88,15 @@ class Slot:
         self.small = buffer.bytes <= SMALL
         self.content = NOTHING
         self.views: Pieces = ()  # the staged pieces, as views of the staging memory
+        self.raw: bytes | None = None  # what is staged, where it is one small piece
         self._dtype = np.dtype(host_dtype(buffer))
         self._shapes = {buffer.shape, buffer.shape[1:]} if buffer.shape[:1] == (1,) else {buffer.shape}
 
-    def pieces(self, value: Value) -> Pieces:
-        """As the function of this name; the usual value, whole and contiguous, takes a short way."""
-        usual = isinstance(value, np.ndarray) and value.shape in self._shapes and value.dtype == self._dtype
-        if usual and value.flags.c_contiguous:  # type: ignore[union-attr]
-            return (value.reshape(-1).view(np.uint8),)  # type: ignore[union-attr]
-        return pieces(self.buffer, value)
+    def bytes_of(self, value: Value) -> bytes | None:
+        """A whole small value; None for what is large, shorter, in rows or wrong."""
+        if self.small and isinstance(value, np.ndarray) and value.shape in self._shapes and value.dtype == self._dtype:
+            return value.tobytes()
+        return None
 
 
 class Windows:
@@ -113,6 +113,7 @@ class Windows:
         self._device = arena.regions[Role.INPUT.value]
         self._staging = torch.zeros(self._device.shape, dtype=torch.uint8, pin_memory=self.pinned)
         self._host = self._staging.numpy()
+        self._memory = self._host.data
         self._differs = np.empty(BLOCK // 8, np.bool_)
         self._out_device = arena.regions[Role.OUTPUT.value]
         self._out_staging = torch.zeros(self._out_device.shape, dtype=torch.uint8, pin_memory=self.pinned)
@@ -124,19 +125,28 @@ class Windows:
 
         Large ones start on their way to the device at once, and travel while the rest is looked at.
         """
-        given = []
+        small: list[tuple[Slot, bytes]] = []
+        others: list[tuple[Slot, Pieces]] = []
         for name, value in inputs.items():
             slot = self._by_name.get(name)
             if slot is None:
                 raise ObservationError(f"'{name}' is no input of this policy; its inputs are {sorted(self._by_name)}")
-            given.append((slot.small, slot, slot.pieces(value)))
-        given.sort(key=_large_first)
-        for _, slot, new in given:
+            raw = slot.bytes_of(value)
+            if raw is None:
+                others.append((slot, pieces(slot.buffer, value)))
+            else:
+                small.append((slot, raw))
+        for slot, new in others:
             if self._changes(slot, new, ledger.versions[slot.index], kept[slot.at]):
-                content = self._refresh.fresh()
-                ledger.versions[slot.index] = content
-                kept[slot.at] = None
-                self._fill(slot, new, content)
+                self._fill(slot, new, self._renewed(slot, ledger, kept))
+        for slot, raw in small:
+            saved = kept[slot.at]
+            if saved is None:
+                same = slot.raw == raw and slot.content == ledger.versions[slot.index]
+            else:
+                same = len(saved) == 1 and saved[0].tobytes() == raw
+            if not same:
+                self._put(slot, raw, self._renewed(slot, ledger, kept))
 
     def upload(self, due: Sequence[tuple[Step, int]], ledger: Ledger, kept: Kept) -> None:
         """Starts the copies of the inputs that due steps read and the arena does not hold."""
@@ -206,8 +216,20 @@ class Windows:
                 return True
         return a[whole:].tobytes() != b[whole:].tobytes()
 
+    def _renewed(self, slot: Slot, ledger: Ledger, kept: Kept) -> int:
+        content = self._refresh.fresh()
+        ledger.versions[slot.index] = content
+        kept[slot.at] = None
+        return content
+
+    def _put(self, slot: Slot, raw: bytes, content: int) -> None:
+        self._memory[slot.start : slot.start + len(raw)] = raw
+        if slot.raw is None:  # not yet staged whole
+            slot.views = (self._host[slot.start : slot.start + len(raw)],)
+        slot.raw, slot.content = raw, content
+
     def _fill(self, slot: Slot, new: Pieces, content: int) -> None:
-        slot.content = NOTHING
+        slot.content, slot.raw = NOTHING, None
         if not slot.small:
             self._refresh.present[slot.index] = NOTHING
         if [piece.size for piece in new] != [view.size for view in slot.views]:
@@ -264,10 +286,6 @@ class Windows:
 def _slot(arena: Arena, refresh: Refresh, at: int, index: int) -> Slot:
     buffer = arena.layout.buffers[refresh.names[index]]
     return Slot(buffer, at, index, arena.layout.places[buffer.name][1])
-
-
-def _large_first(given: tuple[bool, Slot, Pieces]) -> bool:
-    return given[0]
 
 
 def _check_dtype(buffer: Buffer, array: np.ndarray) -> None:

@@ -3,7 +3,6 @@
 import io
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -28,10 +27,10 @@ def encoded(frame: np.ndarray, **options: object) -> bytes:
 
 
 @pytest.fixture(params=["simplejpeg", "Pillow"])
-def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "Pillow":
         monkeypatch.setattr(jpeg, "_fast", lambda: None)
-    return request.param
+    return str(request.param)
 
 
 @pytest.mark.parametrize("options", [{"quality": q, "subsampling": s} for q in (40, 90, 100) for s in (0, 1, 2)])
