@@ -1,7 +1,8 @@
 """Seam and waiting by execution mode and delay, on a toy: `python -m bench.seams` prints the table of docs/execution.md.
 
 A point moves forward by one a tick and sideways by a slope that every decision draws anew, as a policy does that knows
-several ways. The policy is the exact flow of that distribution, so guidance bends whole plans, as in a trained policy.
+several ways. The policy is the exact flow of that distribution, so guidance bends whole plans, as in a trained policy; and
+of that distribution given a prefix, as in one trained so.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from innerloop.blocks.flow import gains
 from innerloop.contract import Chunk, Previous
 from innerloop.execute import MODES
-from innerloop.process.guidance import weights
+from innerloop.process.guidance import given, weights
 from innerloop.simulation import episode
 from innerloop.simulation.episode import Latency, Outcome
 from innerloop.simulation.world import RATE
@@ -52,23 +53,32 @@ class Ramp:
     def infer(self, observation: dict[str, Any], *, seed: int, previous: Previous | None = None) -> Chunk:
         """One plan float32 [CHUNK, 4], by Euler steps from noise at time 1 to time 0."""
         start = observation["state"]
-        target, pull = np.zeros((CHUNK, 4), np.float32), np.zeros((CHUNK, 1), np.float32)
+        target, pull, length = np.zeros((CHUNK, 4), np.float32), np.zeros((CHUNK, 1), np.float32), 0
         if previous is not None:
             left = len(previous.actions)
             target[:left] = (previous.actions - start) / UNIT
             pull[:, 0] = weights(previous.schedule, CHUNK, previous.delay, left)
+            length = int(given(previous, left, None)[0])
         x = np.random.default_rng(seed).standard_normal((CHUNK, 4)).astype(np.float32)
         for step, gain in enumerate(gains(STEPS)):
             time = 1.0 - step / STEPS
-            velocity = (x - _clean(x, time)) / time
+            x[:length] = target[:length]
+            velocity = (x - _clean(x, time, length)) / time
             x = x - (velocity - gain * pull * (target - (x - time * velocity))) / STEPS
+        x[:length] = target[:length]
         return Chunk(start + UNIT * x, x, {"total": 0.0})
 
 
-def _clean(x: np.ndarray, time: float) -> np.ndarray:
-    """The mean of plans that `x` may be a noisy one of: x = (1 - time) * plan + time * noise, slope ~ N(0, SPREAD)."""
+def _clean(x: np.ndarray, time: float, length: int) -> np.ndarray:
+    """The mean of plans that `x` may be a noisy one of: x = (1 - time) * plan + time * noise, slope ~ N(0, SPREAD).
+
+    The first `length` rows are not noisy, and say the slope.
+    """
     ahead, plan, part = np.arange(1, CHUNK + 1, dtype=np.float32) / UNIT, np.zeros_like(x), 1.0 - time
     plan[:, 0] = ahead
+    if length:
+        plan[:, 1] = ahead * (ahead[:length] @ x[:length, 1]) / (ahead[:length] @ ahead[:length])
+        return plan
     plan[:, 1] = ahead * (SPREAD**2 * part * (ahead @ x[:, 1]) / (time**2 + part**2 * SPREAD**2 * (ahead @ ahead)))
     return plan
 

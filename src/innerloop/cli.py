@@ -185,7 +185,9 @@ def evaluate(
     checkpoint: CheckpointPath,
     tasks: Annotated[str, typer.Option(help="Meta-World tasks, comma separated; default: all five")] = "",
     seeds: Annotated[int, typer.Option(help="episodes a task: seeds 0, 1, ...")] = 20,
-    mode: Annotated[str, typer.Option(help="synchronous, asynchronous, ensemble or realtime")] = "synchronous",
+    mode: Annotated[
+        str, typer.Option(help="synchronous, asynchronous, ensemble, realtime, or prefix where trained so")
+    ] = "synchronous",
     execute: Annotated[
         int | None, typer.Option(help="actions from one observation to the next; default: 16, and 1 for an ensemble")
     ] = None,

@@ -24,7 +24,7 @@ class ChunkPlayer:
     """Calls `infer` in a thread of its own while the robot moves; `step` never waits for it.
 
     `infer` is a remote or local policy's; its error is raised by the next `step`. mode, execute and blend are those of
-    innerloop.execute.Executor; in mode realtime `infer` is also given `previous=`, what the new chunk is to continue.
+    innerloop.execute.Executor; in modes realtime and prefix `infer` is also given `previous=`, what the new chunk is to continue.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ChunkPlayer:
 
     def _answer(self, observation: Mapping[str, Any], ticket: Ticket) -> None:
         left = ticket.continues
-        continued = {} if left is None else {"previous": Previous(left, ticket.delay)}
+        continued = {} if left is None else {"previous": Previous(left, ticket.delay, schedule=ticket.schedule)}
         started = time.monotonic()
         try:
             actions: np.ndarray | None = self._infer(observation, **continued).actions

@@ -7,8 +7,9 @@ import numpy as np
 
 from innerloop.execute.delay import Delay
 
-Mode = Literal["synchronous", "asynchronous", "ensemble", "realtime"]
+Mode = Literal["synchronous", "asynchronous", "ensemble", "realtime", "prefix"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+_SCHEDULES: dict[Mode, str] = {"realtime": "LINEAR", "prefix": "PREFIX"}  # of the modes that continue a chunk
 _DECAY = 0.01  # temporal ensembling, weight exp(-0.01 i), oldest chunk i = 0 (ACT, arXiv:2304.13705)
 
 
@@ -17,13 +18,15 @@ class Ticket:
     """What was true when an observation was taken: to be given back with the chunk made from it.
 
     executed: actions of the episode until then. continues: float32 [n, action_dim], what was still to be executed, and
-    delay, the steps of it that will pass meanwhile; None where the policy is not to continue anything.
+    delay, the steps of it that will pass meanwhile; None where the policy is not to continue anything. schedule: that of
+    innerloop.Previous.
     """
 
     episode: int
     executed: int
     continues: np.ndarray | None = None
     delay: int = 0
+    schedule: str = "LINEAR"
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Executor:
 
     synchronous: the robot holds still while a chunk is made. asynchronous: the old chunk goes on meanwhile, and the new
     one is entered at the step really reached, cross-faded over `blend` steps. ensemble: every step is the weighted mean
-    of all chunks that foresaw it. realtime: as asynchronous, but the policy is told what it continues.
+    of all chunks that foresaw it. realtime: as asynchronous, but the policy is told what it continues. prefix: as
+    realtime, for policies trained so: what will pass meanwhile are the first actions of the new chunk.
 
     execute: steps from one observation to the next (default: all of a chunk when synchronous, as many as the delay
     leaves otherwise, 1 for an ensemble). Chunks of an earlier episode are never executed.
@@ -80,10 +84,10 @@ class Executor:
     def ticket(self) -> Ticket:
         """To be taken with the observation."""
         self._asked = self.executed
-        if self.mode != "realtime" or not len(self):
+        if self.mode not in _SCHEDULES or not len(self):
             return Ticket(self.episode, self.executed)
         left = self._chunks[-1].actions[self.executed - self._chunks[-1].start :]
-        return Ticket(self.episode, self.executed, left, min(self.delay.steps, len(left) - 1))
+        return Ticket(self.episode, self.executed, left, min(self.delay.steps, len(left) - 1), _SCHEDULES[self.mode])
 
     def answer(self, actions: np.ndarray, ticket: Ticket, seconds: float | None = None) -> bool:
         """Takes over a chunk float [n, action_dim]; False if its episode is over.

@@ -46,6 +46,8 @@ def run_eval(
     """Every episode with its progress, then the table. by: who decides; loading: engine.load's options."""
     if by not in ENGINES:
         raise InnerloopError(f"there is no engine {by!r}; choose of {', '.join(ENGINES)}")
+    if by == "lerobot" and asked.mode == "prefix":
+        raise InnerloopError("LeRobot 0.6.1 cannot be given a prefix: use --mode realtime, or --by innerloop")
     found_display = display.prepare(lambda line: out.print(line, highlight=False))
     out.print(f"rendering through {found_display}", highlight=False)
     with closing(engine.load(checkpoint, **loading)) as policy:

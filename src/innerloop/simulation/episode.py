@@ -109,4 +109,5 @@ def _landed(flight: _Flight | None, executor: Executor, tick: int) -> _Flight | 
 
 
 def _previous(ticket: Ticket) -> Previous | None:
-    return None if ticket.continues is None else Previous(ticket.continues, ticket.delay)
+    left = ticket.continues
+    return None if left is None else Previous(left, ticket.delay, schedule=ticket.schedule)

@@ -132,15 +132,16 @@ def test_an_ensemble_is_the_mean_of_all_that_foresaw_a_step() -> None:
     assert executor.next() is None
 
 
-def test_real_time_tells_the_policy_what_is_left_and_how_much_of_it_will_pass() -> None:
-    executor = Executor(10, "realtime", execute=6)
+@pytest.mark.parametrize(("mode", "schedule"), [("realtime", "LINEAR"), ("prefix", "PREFIX")])
+def test_the_policy_is_told_what_is_left_and_how_much_of_it_will_pass(mode: str, schedule: str) -> None:
+    executor = Executor(10, mode, execute=6)
     assert executor.ticket().continues is None
     executor.delay.measure(0.3)
     executor.answer(ramp(0, 16), executor.ticket())
     [executor.next() for _ in range(6)]
     ticket = executor.ticket()
     np.testing.assert_array_equal(ticket.continues, ramp(6, 10))
-    assert ticket.delay == 3
+    assert (ticket.delay, ticket.schedule) == (3, schedule)
     [executor.next() for _ in range(3)]
     executor.answer(ramp(6, 16), ticket)
     assert executor.next()[0] == 9.0

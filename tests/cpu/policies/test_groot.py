@@ -165,6 +165,8 @@ def test_a_chunk_is_continued(droid: LoadedPolicy) -> None:
     exact = [0, 1, 2, *range(9, 17)]
     assert np.abs(found.actions[:3, exact] - commanded[:3, exact]).max() < 1e-5
     assert np.abs(found.actions - droid.infer(later, seed=1).actions).max() > 1e-2
+    with pytest.raises(ObservationError, match="not trained to be given a prefix.*mode realtime"):
+        droid.infer(later, seed=1, previous=Previous(commanded[:5], delay=3, schedule="PREFIX"))
 
 
 def test_too_long_a_prompt_and_too_wide_a_frame_are_refused(droid: LoadedPolicy) -> None:

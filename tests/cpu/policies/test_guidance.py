@@ -56,7 +56,8 @@ def test_the_executed_part_follows_the_previous_chunk(policy: LoadedPolicy) -> N
         ({"delay": 10}, "a chunk has 10.*synchronously"),
         ({"delay": -1}, "delay is -1"),
         ({"horizon": -2}, "horizon is -2"),
-        ({"schedule": "SQUARE"}, "no schedule 'SQUARE'.*LINEAR"),
+        ({"schedule": "SQUARE"}, "no schedule 'SQUARE'.*LINEAR.*PREFIX"),
+        ({"schedule": "PREFIX", "delay": 10}, "a chunk has 10.*synchronously"),
     ],
 )
 def test_what_cannot_be_continued_is_named(policy: LoadedPolicy, change: dict[str, Any], words: str) -> None:

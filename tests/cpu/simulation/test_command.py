@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from innerloop.cli import app
 from innerloop.contract import InnerloopError
+from innerloop.execute import MODES
 from innerloop.measure import record
 from innerloop.measure.record import SuccessRecord
 from innerloop.simulation import command, display, episode, evaluate
@@ -35,7 +36,7 @@ def invoke(*words: str) -> str:
     return " ".join(done.output.split())
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "ensemble", "realtime"])
+@pytest.mark.parametrize("mode", MODES)
 def test_every_mode_from_the_command_line_to_the_record(mode: str, tmp_path: Path) -> None:
     file = tmp_path / "made" / f"{mode}.json"
     printed = invoke("--mode", mode, "--execute", "4", "--delay-ms", "50", "--jitter-ms", "0", "--json", str(file))
@@ -114,6 +115,9 @@ def test_who_decides_must_exist() -> None:
     asked = command.setting([], 1, "synchronous", None, Latency())
     with pytest.raises(InnerloopError, match="no engine 'tensorrt'; choose of innerloop, lerobot"):
         command.run_eval(Path(TINY), asked, None, by="tensorrt")  # type: ignore[arg-type]
+    asked = command.setting([], 1, "prefix", None, Latency())
+    with pytest.raises(InnerloopError, match="LeRobot .* cannot be given a prefix: use --mode realtime"):
+        command.run_eval(Path(TINY), asked, None, by="lerobot")  # type: ignore[arg-type]
 
 
 def test_what_is_not_said_is_chosen_by_the_mode() -> None:

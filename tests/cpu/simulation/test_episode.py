@@ -55,7 +55,7 @@ def test_synchronous_stands_still_while_it_waits() -> None:
     assert outcome.ticks == LIMIT == len(rows)
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", "realtime"])
+@pytest.mark.parametrize("mode", ["asynchronous", "realtime", "prefix"])
 def test_the_old_chunk_goes_on_and_the_new_one_is_entered_where_the_robot_is(mode: Any) -> None:
     rows, policy, outcome = ran(mode, 100)
     assert outcome.waited == 4  # before the first chunk, and never again
@@ -67,12 +67,13 @@ def test_the_old_chunk_goes_on_and_the_new_one_is_entered_where_the_robot_is(mod
     assert rows[15:17] == [(1, 11), (2, 4)]
 
 
-def test_only_real_time_hands_back_what_is_left() -> None:
+def test_only_the_modes_that_continue_a_chunk_hand_back_what_is_left() -> None:
     for mode in MODES:
         _, policy, _ = ran(mode, 100)
         given = [one.previous for one in policy.asked]
         assert given[0] is None
-        assert (given[3] is not None) == (mode == "realtime")
+        schedules = {one.schedule for one in given if one is not None}
+        assert schedules == {"realtime": {"LINEAR"}, "prefix": {"PREFIX"}}.get(mode, set())
     _, policy, _ = ran("realtime", 100)
     third = policy.asked[3].previous
     assert third.delay == 4
