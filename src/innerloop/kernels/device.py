@@ -1,4 +1,4 @@
-"""What kernels share inside: when a dependent launch may read, when its successor may start, exact products."""
+"""What kernels share inside: when a dependent launch may read, when its successor may start, exact products, rows that are given."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import triton
@@ -20,6 +20,14 @@ def release_successor(PDL: tl.constexpr):
     """Lets the next kernel start; it still waits for this one's end before it reads."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def given_or_usual(ptr, stride, column, width, given):
+    """The second row of a table [2, D] where `given`, in fp32; else the first, whose load does not wait to know."""
+    usual = tl.load(ptr + column, mask=column < width, other=0.0).to(tl.float32)
+    other = tl.load(ptr + stride + column, mask=column < tl.where(given, width, 0), other=0.0).to(tl.float32)
+    return tl.where(given, other, usual)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from innerloop.kernels import launch
 from innerloop.kernels.activation.reference import Activation
-from innerloop.kernels.device import release_successor, wait_for_producer
+from innerloop.kernels.device import given_or_usual, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Table
 
 TABLE = Table(
@@ -52,10 +52,11 @@ def _activate(
     wait_for_producer(PDL)
     x = tl.load(x_ptr + row * x_stride + column, mask=held, other=0.0).to(tl.float32)
     if bias_ptr is not None:
-        bias_at = bias_ptr + column
-        if prefix_ptr is not None:
-            bias_at += (row % tokens < tl.load(prefix_ptr + row // tokens)).to(tl.int64) * bias_stride
-        x += tl.load(bias_at, mask=held, other=0.0).to(tl.float32)
+        if prefix_ptr is None:
+            x += tl.load(bias_ptr + column, mask=held, other=0.0).to(tl.float32)
+        else:
+            given = row % tokens < tl.load(prefix_ptr + row // tokens)
+            x += given_or_usual(bias_ptr, bias_stride, column, width, given)
     y = activated(x, KIND)
     if GATED:
         y = y * tl.load(x_ptr + row * x_stride + width + column, mask=held, other=0.0).to(tl.float32)

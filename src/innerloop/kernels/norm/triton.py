@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from innerloop.kernels import launch
-from innerloop.kernels.device import release_successor, wait_for_producer
+from innerloop.kernels.device import given_or_usual, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
 
 
@@ -20,18 +20,27 @@ TABLE = Table("norm", default=[Launch.of(w) for w in (2, 4, 8, 16, 1)], rows={90
 
 
 @triton.jit
+def _operand(ptr, stride, row, tokens, column, width, prefix_ptr, PREFIXED: tl.constexpr):
+    """Of [D] or [B, 1, D], or of [2, D] under a prefix, what this row takes; fp32."""
+    entry = row // tokens
+    if PREFIXED:
+        value = given_or_usual(ptr, stride, column, width, row % tokens < tl.load(prefix_ptr + entry))
+    else:
+        value = tl.load(ptr + entry * stride + column, mask=column < width, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
 def _norm(
     x_ptr, delta_ptr, delta_bias_ptr, gate_ptr, scale_ptr, shift_ptr, prefix_ptr, total_ptr, out_ptr,
     tokens, width, delta_rows, share_stride, gate_stride, scale_stride, shift_stride, eps,
-    REPEATED: tl.constexpr, SHARES: tl.constexpr, CENTRED: tl.constexpr, PLUS_ONE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    REPEATED: tl.constexpr, SHARES: tl.constexpr, CENTRED: tl.constexpr, PLUS_ONE: tl.constexpr, PREFIXED: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    entry = row // tokens
     column = tl.arange(0, BLOCK)
     held = column < width
     wait_for_producer(PDL)
-    if prefix_ptr is not None:
-        entry = (row % tokens < tl.load(prefix_ptr + entry)).to(tl.int64)
     x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
     if delta_ptr is not None:
         delta_row = row % delta_rows if REPEATED else row
@@ -42,7 +51,7 @@ def _norm(
         if delta_bias_ptr is not None:
             delta += tl.load(delta_bias_ptr + column, mask=held, other=0.0).to(tl.float32)
         if gate_ptr is not None:
-            gate = tl.load(gate_ptr + entry * gate_stride + column, mask=held, other=0.0).to(tl.float32)
+            gate = _operand(gate_ptr, gate_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
             delta = gate * delta
         total = (x + delta).to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + row * width + column, total, mask=held)
@@ -51,30 +60,28 @@ def _norm(
         x = tl.where(held, x - tl.sum(x, axis=0) / width, 0.0)
     y = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
     if scale_ptr is not None:
-        scale = tl.load(scale_ptr + entry * scale_stride + column, mask=held, other=0.0).to(tl.float32)
+        scale = _operand(scale_ptr, scale_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
         if PLUS_ONE:
             scale = 1.0 + scale
         y = y * scale
     if shift_ptr is not None:
-        y = y + tl.load(shift_ptr + entry * shift_stride + column, mask=held, other=0.0).to(tl.float32)
+        y = y + _operand(shift_ptr, shift_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
     release_successor(PDL)
     tl.store(out_ptr + row * width + column, y.to(out_ptr.dtype.element_ty), mask=held)
 
 
 @triton.jit
 def _gated_add(
-    x_ptr, delta_ptr, gate_ptr, prefix_ptr, out_ptr, tokens, width, gate_stride, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+    x_ptr, delta_ptr, gate_ptr, prefix_ptr, out_ptr, tokens, width, gate_stride,
+    PREFIXED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    entry = row // tokens
     column = tl.arange(0, BLOCK)
     held = column < width
     wait_for_producer(PDL)
-    if prefix_ptr is not None:
-        entry = (row % tokens < tl.load(prefix_ptr + entry)).to(tl.int64)
     x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
     delta = tl.load(delta_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
-    gate = tl.load(gate_ptr + entry * gate_stride + column, mask=held, other=0.0).to(tl.float32)
+    gate = _operand(gate_ptr, gate_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
     release_successor(PDL)
     tl.store(out_ptr + row * width + column, (x + gate * delta).to(out_ptr.dtype.element_ty), mask=held)
 
@@ -129,7 +136,7 @@ def gated_add(x: Tensor, delta: Tensor, gate: Tensor, prefix: Tensor | None = No
     block = launch.power_of_two(width)
     gate, stride = _rows(gate)
     _gated_add[(x.numel() // width,)](
-        x.contiguous(), delta.contiguous(), gate, prefix, out, tokens, width, stride,
+        x.contiguous(), delta.contiguous(), gate, prefix, out, tokens, width, stride, PREFIXED=prefix is not None,
         BLOCK=block, **launch.options(launch.choose(TABLE, (block,), x.device), x.device),
     )  # fmt: skip
     return out
@@ -175,7 +182,7 @@ def _run(
         total, out,
         rows // x.shape[0] if x.dim() > 2 else rows, width, delta_rows, rows * width,
         gate_stride, scale_stride, shift_stride, eps, REPEATED=delta_rows < rows, SHARES=shares,
-        CENTRED=centred, PLUS_ONE=plus_one, BLOCK=block, **launch.options(choice, x.device),
+        CENTRED=centred, PLUS_ONE=plus_one, PREFIXED=prefix is not None, BLOCK=block, **launch.options(choice, x.device),
     )  # fmt: skip
     return total, out
 
