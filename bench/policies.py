@@ -6,6 +6,7 @@ already there is not measured again. A case that fails is printed, the next ones
 """
 
 import argparse
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,8 @@ def main() -> None:
     parser.add_argument("--against", nargs="*", default=[], help="other implementations")
     parser.add_argument("--ticks", type=int, default=1000)
     options = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    logging.getLogger("innerloop.measure").setLevel(logging.INFO)
     out = Console()
     failed = measure(options.family, options.out, out, options.only, tuple(options.against), options.ticks)
     if failed:

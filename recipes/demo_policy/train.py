@@ -10,29 +10,63 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from recipes.demo_policy import data, model
 
-_JITTER = 0.02  # of the state in normalised units: so that it cannot serve as a sample's name
-_VARIANTS = 8
+_VARIANTS = 32  # of every sample's prompt, each with other noise on its state
+
+
+Statistics = dict[str, dict[str, Tensor]]
+
+
+class Words:
+    """Prompts as LeRobot's processor tokenises them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self.tokenizer.enable_padding(length=model.CAPACITY)
+
+    def __call__(self, texts: list[str]) -> tuple[Tensor, Tensor]:
+        """-> tokens and mask, int64 [N, CAPACITY]."""
+        found = self.tokenizer.encode_batch(texts)
+        return torch.tensor([each.ids for each in found]), torch.tensor([each.attention_mask for each in found])
+
+
+def prompts(samples: data.Samples, statistics: Statistics, jitter: tuple[float, float]) -> list[str]:
+    """LeRobot's pi0.5 prompts, the normalised states disturbed by noise whose size is drawn for every sample."""
+    of = statistics["observation.state"]
+    normal = (samples.states - of["q01"]) / (of["q99"] - of["q01"]) * 2 - 1
+    low, high = jitter
+    if high > 0:
+        size = low * (high / low) ** torch.rand(len(samples), 1)
+        normal = normal + size * torch.randn_like(normal)
+    bins = np.digitize(normal.numpy(), np.linspace(-1, 1, 257)[:-1]) - 1
+    return [
+        f"Task: {task}, State: {' '.join(map(str, row))};\nAction: "
+        for task, row in zip(samples.prompts, bins.tolist(), strict=True)
+    ]
 
 
 class Batches:
-    """Everything on the device: frames, tokens of several jittered states a sample, normalised chunks."""
+    """Everything on the device: frames, tokens of the states as they are and disturbed, normalised chunks.
+
+    jitter: smallest and largest standard deviation of the states' noise, normalised. A prompt spells its state out, so
+    with little noise it is the sample's name: the policy learns chunks by heart and does not look at the frames.
+    """
 
     def __init__(
-        self, samples: data.Samples, before: Any, statistics: dict[str, dict[str, Tensor]], device: str
+        self, samples: data.Samples, before: Any, statistics: Statistics, options: argparse.Namespace
     ) -> None:
-        span = statistics["observation.state"]["q99"] - statistics["observation.state"]["q01"]
-        variants, batch = [], {}
-        for index in range(_VARIANTS + 1):
-            noise = torch.randn_like(samples.states) * _JITTER * span / 2 * (index > 0)
-            batch = before(
-                {"observation.state": samples.states + noise, "action": samples.chunks, "task": list(samples.prompts)}
-            )
-            variants.append((batch["observation.language.tokens"], batch["observation.language.attention_mask"]))
+        device, words = options.device, Words(options.directory)
+        given = {"observation.state": samples.states, "action": samples.chunks, "task": list(samples.prompts)}
+        batch = before(given)
+        exact = words(prompts(samples, statistics, (0.0, 0.0)))
+        assert torch.equal(exact[0], batch["observation.language.tokens"]), "our prompts are not LeRobot's"
+        variants = [exact, *(words(prompts(samples, statistics, options.jitter)) for _ in range(_VARIANTS))]
         self.tokens = torch.stack([each[0] for each in variants]).to(device)
         self.valid = torch.stack([each[1] for each in variants]).bool().to(device)
         self.actions = torch.nn.functional.pad(batch["action"].float(), (0, 28)).to(device)
@@ -146,6 +180,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=360)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--rate", type=float, default=6e-4)
+    parser.add_argument("--jitter", type=float, nargs=2, default=(0.1, 0.1), help="of states, least and most, normalised")
     parser.add_argument("--report", type=float, default=10, help="seconds between two lines")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--data", type=Path, default=data.DATA, help="folder of recordings, one file a task")
@@ -158,7 +193,7 @@ def main() -> None:
     policy = model.build(config)
     count = sum(parameter.numel() for parameter in policy.parameters())
     print(f"{len(samples)} samples, {count / 1e6:.2f} million parameters", flush=True)
-    batches = Batches(samples, before, statistics, options.device)
+    batches = Batches(samples, before, statistics, options)
     train(policy.to(options.device).train(), batches, options)
     model.save(policy, before, after, options.directory)
     print(f"wrote {options.directory}", flush=True)

@@ -20,7 +20,7 @@ def write_trace(run: Callable[[], object], path: Path, decisions: int = COUNTED)
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities, acc_events=True) as profiler:  # without it the profiler warns
         for _ in range(decisions):
             run()
         if torch.cuda.is_available():
