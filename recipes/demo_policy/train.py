@@ -58,9 +58,7 @@ class Batches:
     with little noise it is the sample's name: the policy learns chunks by heart and does not look at the frames.
     """
 
-    def __init__(
-        self, samples: data.Samples, before: Any, statistics: Statistics, options: argparse.Namespace
-    ) -> None:
+    def __init__(self, samples: data.Samples, before: Any, statistics: Statistics, options: argparse.Namespace) -> None:
         device, words = options.device, Words(options.directory)
         given = {"observation.state": samples.states, "action": samples.chunks, "task": list(samples.prompts)}
         batch = before(given)
@@ -180,7 +178,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=360)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--rate", type=float, default=6e-4)
-    parser.add_argument("--jitter", type=float, nargs=2, default=(0.1, 0.1), help="of states, least and most, normalised")
+    parser.add_argument(
+        "--jitter", type=float, nargs=2, default=(0.1, 0.1), help="of states, least and most, normalised"
+    )
     parser.add_argument("--report", type=float, default=10, help="seconds between two lines")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--data", type=Path, default=data.DATA, help="folder of recordings, one file a task")
