@@ -1,7 +1,6 @@
 """A loaded policy as the clock wants it: the same call, whole or in parts."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,14 +9,12 @@ import torch
 
 from innerloop.contract import Chunk, InnerloopError, ObservationError, Plan
 from innerloop.engine import DTYPES, LoadedPolicy
-from innerloop.kernels import use_kernels
 from innerloop.measure.clock import Facts, Prepared, Profiled, Workload
 from innerloop.measure.cost import Cost, stage_costs
+from innerloop.measure.interpreted import Interpreted, prepare
 from innerloop.measure.message import Message
 from innerloop.measure.observations import Scene, make_noises, make_observations, prompt_of_length
 from innerloop.measure.trace import count_graph_launches
-from innerloop.runtime.arena import Arena
-from innerloop.runtime.interpret import Interpreter
 from innerloop.runtime.machine import Decision
 from innerloop.runtime.profile import COPY_IN
 
@@ -32,7 +29,7 @@ class PolicySubject:
     def __init__(self, policy: LoadedPolicy, random_weights: bool = False) -> None:
         self.policy = policy
         self._random = random_weights
-        self._interpreters: dict[int, Interpreter] = {}
+        self._interpreted = Interpreted(policy)
 
     @property
     def device(self) -> torch.device:
@@ -68,10 +65,7 @@ class PolicySubject:
 
     def prepare(self, observation: Mapping[str, Any], noise: np.ndarray) -> Prepared:
         """The host part before the device."""
-        prepared = self.policy.processor.prepare(observation)
-        tokens = int(prepared.inputs["prompt_length"][0])
-        inputs = {**prepared.inputs, "noise": self.policy.processor.noise(noise)}
-        return Prepared(inputs, self.policy.capacity(tokens), tokens, prepared.context)
+        return prepare(self.policy, observation, noise)
 
     def profile(self, prepared: Prepared) -> Profiled:
         """The device part, with an event between stages."""
@@ -91,16 +85,7 @@ class PolicySubject:
 
     def interpret(self, prepared: Prepared) -> np.ndarray:
         """Normalised actions from the same plan run eagerly with the same kernels, nothing captured."""
-        plan = self.plans[prepared.capacity]
-        with use_kernels(self.policy.placement.kernels), _side_stream(self.device):
-            if prepared.capacity not in self._interpreters:
-                self._interpreters[prepared.capacity] = Interpreter(plan, Arena(plan, self.device), check=False)
-            interpreter = self._interpreters[prepared.capacity]
-            for name, value in prepared.inputs.items():
-                interpreter.write(name, value)
-            interpreter.run(plan)
-            actions: np.ndarray = interpreter.read("actions").float().numpy(force=True)[0]
-        return actions
+        return self._interpreted.run(prepared)
 
     def costs(self, prepared: Prepared) -> dict[str, Cost]:
         """Work of every stage, from its reference path."""
@@ -144,13 +129,6 @@ def make_workload(
 
 def _tokens(policy: LoadedPolicy, observation: Mapping[str, Any]) -> int:
     return int(policy.processor.prepare(observation).inputs["prompt_length"][0])
-
-
-def _side_stream(device: torch.device) -> AbstractContextManager[object]:
-    """Kernels that launch dependent on one another do not do so on the default stream."""
-    if device.type != "cuda":
-        return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def _profiled(decision: Decision) -> Profiled:
