@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from innerloop.contract.errors import CheckpointError
+from innerloop.measure.against.chat_inputs import chat_inputs
 from innerloop.measure.against.lerobot import EXTENSION, Preparer, Weights, quiet, require
 from innerloop.policies.groot.config import GrootConfig
 
@@ -150,19 +151,12 @@ class LeRobotGroot:
         return {name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
 
     def _borrowed(self, prepared: Any) -> dict[str, torch.Tensor]:
-        """Our inputs in the words of transformers: real tokens and patches only, pixels as its processor scales them."""
-        inputs, length = prepared.inputs, int(prepared.inputs["prompt_length"][0])
-        grids, rows = inputs["grids"], inputs["visual_rows"][:length]
-        tokens = torch.from_numpy(np.where(rows >= 0, _image_token(), inputs["tokens"][:length])).long()[None]
-        vision = self.policy._groot_model.backbone.visual.config
-        patches = [p.reshape(h * w, 3, 1, -1) for p, (h, w) in zip(inputs["pixels"], grids, strict=True) if h]
-        pixels = torch.from_numpy(np.concatenate(patches)).float() / 127.5 - 1.0
-        pixels = pixels.expand(-1, -1, vision.temporal_patch_size, -1).reshape(len(pixels), -1)
-        own = {
-            "input_ids": tokens,
-            "attention_mask": torch.ones_like(tokens),
-            "pixel_values": pixels,
-            "image_grid_thw": torch.tensor([[1, h, w] for h, w in grids.tolist() if h]),
+        """Our inputs in the words of transformers; the image token is the published one, ours may be another."""
+        inputs = prepared.inputs
+        own = chat_inputs(inputs, self.policy._groot_model.backbone.visual.config.temporal_patch_size)
+        image = torch.from_numpy(inputs["visual_rows"][: own["input_ids"].shape[1]] >= 0)
+        own |= {
+            "input_ids": torch.where(image, _image_token(), own["input_ids"]),
             "state": torch.from_numpy(inputs["state"])[None, None],
             "embodiment_id": torch.zeros(1, dtype=torch.int32),
         }

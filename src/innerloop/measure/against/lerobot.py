@@ -1,7 +1,6 @@
 """LeRobot's pi0 and pi0.5, built from a checkpoint directory and read stage by stage through hooks (LeRobot 0.6.1)."""
 
 import contextlib
-import importlib
 import io
 import json
 import logging
@@ -15,7 +14,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from innerloop.contract.errors import CheckpointError, InnerloopError, ObservationError
+from innerloop.contract.errors import CheckpointError, ObservationError
+from innerloop.measure.against.importing import imported
 from innerloop.weights import TensorInfo
 
 FAMILIES = ("pi05", "pi0")
@@ -28,13 +28,7 @@ _EXPERT = "gemma_300m"
 
 def require(module: str) -> Any:
     """A LeRobot module. Raises InnerloopError that says how to install LeRobot."""
-    try:
-        return importlib.import_module(module)
-    except (ImportError, SyntaxError) as error:
-        raise InnerloopError(
-            f"comparing with LeRobot needs the module {module}, which does not import here ({error}); "
-            "in a Python 3.12 environment: pip install 'lerobot==0.6.1' 'transformers>=5.4,<5.6'"
-        ) from error
+    return imported(module, "in a Python 3.12 environment: pip install 'lerobot==0.6.1' 'transformers>=5.4,<5.6'")
 
 
 @contextlib.contextmanager
@@ -133,7 +127,7 @@ class LeRobotPolicy:
             self.policy = _policy_class(config.type).from_pretrained(directory, config=config)
         if "All keys loaded successfully" not in printed.getvalue():  # LeRobot goes on with random weights otherwise
             raise CheckpointError(f"LeRobot could not load {directory / 'model.safetensors'}: {printed.getvalue()}")
-        _set_frequencies(self.policy, own)
+        set_frequencies(self.policy, own)
         overrides: dict[str, Any] = {"device_processor": {"device": device}}
         if tokenizer is not None or (directory / "tokenizer.json").exists():
             overrides["tokenizer_processor"] = {"tokenizer_name": str(tokenizer or directory)}
@@ -167,7 +161,7 @@ class LeRobotPolicy:
         with torch.device(device):
             self.policy = _policy_class(family)(made)
         randomize(self.policy, seed=0)
-        _set_frequencies(self.policy, "float32")
+        set_frequencies(self.policy, "float32")
         self._before, self._after = (lambda batch: batch), torch.Tensor.cpu
         return self
 
@@ -336,8 +330,8 @@ def quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def _set_frequencies(policy: Any, dtype: str) -> None:
-    """Gives every rotary embedding the frequencies that a policy of `dtype` has."""
+def set_frequencies(policy: Any, dtype: str) -> None:
+    """Give every rotary embedding the frequencies that a policy of `dtype` has."""
     for module in policy.modules():
         if "inv_freq" in module._buffers:
             exact = type(module)(module.config).inv_freq
