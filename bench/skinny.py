@@ -1,7 +1,7 @@
 """`python -m bench.skinny [--tokens 10] [--prefix 576] [--json FILE]`: the few-row kernels of an action expert.
 
 Each op 180 times in a row on the weights of 18 layers, then a whole solver: 18 layers, 10 Euler steps. Plain launches
-beside a chain of dependent ones. Every op is first checked against fp32.
+beside a chain of dependent ones, and a chain that reads how many rows are given. Every op is first checked against fp32.
 """
 
 import argparse
@@ -16,13 +16,14 @@ import torch
 from bench import harness
 from bench.cases import Case
 from innerloop.kernels.cost import Cost
+from innerloop.kernels.euler import Guide
 from innerloop.kernels.skinny import Packed, chain, cost, cuda, pack, reference
 
 LAYERS, STEPS, WIDTH, HEADS, DIM, MLP, ACTIONS, EPS = 18, 10, 1024, 8, 256, 4096, 32, 1e-6
 
 
 class Stack:
-    """18 layers with distinct weights and K/V; inputs of `tokens` rows."""
+    """18 layers with distinct weights and K/V; inputs of `tokens` rows. given: a length that kernels read, if any."""
 
     def __init__(self, tokens: int, prefix: int) -> None:
         torch.manual_seed(0)
@@ -33,27 +34,41 @@ class Stack:
         self.down = [pack(_weight(WIDTH, MLP)) for _ in range(LAYERS)]
         self.k, self.v = (_random(LAYERS, 1, prefix + tokens, 1, DIM).bfloat16() for _ in range(2))
         self.valid = torch.ones(1, prefix + tokens, dtype=torch.int32, device="cuda")
-        self.norms = _random(2 * LAYERS + 1, 3, WIDTH) * 0.2
+        self.tables = _random(2, 2 * LAYERS + 1, 3, WIDTH) * 0.2
+        self.given: torch.Tensor | None = None
         angle = _random(1, tokens, DIM // 2)
         self.cos, self.sin = angle.cos(), angle.sin()
         self.action_in, self.action_out = _random(WIDTH, ACTIONS) / 8, _random(ACTIONS, WIDTH) / 8
         self.bias_in, self.bias_out = _random(WIDTH), _random(ACTIONS)
-        self.noise = _random(1, tokens, ACTIONS)
+        self.noise, self.previous = _random(2, 1, tokens, ACTIONS)
         self.x, self.y, self.h = (_random(1, tokens, n).bfloat16() for n in (WIDTH, HEADS * DIM, MLP))
         self.q = _random(1, tokens, HEADS, DIM).bfloat16()
 
     def arguments(self, op: str, i: int, **inputs: torch.Tensor) -> tuple[Any, ...]:
         """What layer i gives an op, in the order of its parameters."""
         get = {"x": self.x, "y": self.y, "h": self.h, "q": self.q, **inputs}
-        scale, shift, gate = self.norms[2 * i]
-        mlp_scale, mlp_shift, mlp_gate = self.norms[2 * i + 1]
+        tables = self.tables[0] if self.given is None else self.tables.movedim(0, 2)
+        (scale, shift, gate), (mlp_scale, mlp_shift, mlp_gate) = tables[2 * i : 2 * i + 2]
         keys = (self.k[i], self.v[i])
         return {
-            "qkv": (get["x"], scale, shift, EPS, self.qkv[i], self.cos, self.sin, HEADS, 1, *keys, self.start),
+            "qkv": (
+                get["x"],
+                scale,
+                shift,
+                EPS,
+                self.qkv[i],
+                self.cos,
+                self.sin,
+                HEADS,
+                1,
+                *keys,
+                self.start,
+                self.given,
+            ),
             "attend": (get["q"], *keys, self.valid, DIM**-0.5, self.start),
-            "out": (get["y"], self.out[i], gate, get["x"]),
-            "gate-up": (get["x"], mlp_scale, mlp_shift, EPS, self.gate_up[i]),
-            "down": (get["h"], self.down[i], mlp_gate, get["x"]),
+            "out": (get["y"], self.out[i], gate, get["x"], None, self.given),
+            "gate-up": (get["x"], mlp_scale, mlp_shift, EPS, self.gate_up[i], self.given),
+            "down": (get["h"], self.down[i], mlp_gate, get["x"], None, self.given),
         }[op]
 
     def layer(self, i: int, x: torch.Tensor, attention: bool) -> torch.Tensor:
@@ -68,13 +83,16 @@ class Stack:
     def solve(self, attention: bool = True) -> torch.Tensor:
         """All Euler steps."""
         state = self.noise
-        scale, shift, _ = self.norms[-1]
+        scale, shift, _ = self.tables[0, -1]
         last = (scale, shift, EPS, self.action_out, self.bias_out)
+        guide = None
+        if self.given is not None:
+            guide = Guide(self.previous, torch.zeros_like(state[..., 0]), self.given, 1.0, 0.5)
         for _ in range(STEPS):
             x = cuda.project_in(state, self.action_in, self.bias_in, torch.bfloat16)
             for i in range(LAYERS):
                 x = self.layer(i, x, attention)
-            state = cuda.norm_project_step(x, *last, state, -1 / STEPS)
+            state = cuda.norm_project_step(x, *last, state, -1 / STEPS, guide)
         return state
 
 
@@ -181,6 +199,11 @@ def main() -> None:
             time = microseconds(captured(lambda a=attention: stack.solve(a), dependent))  # type: ignore[misc]
             label = f"solve, {'with' if attention else 'no'} attention, {'dependent' if dependent else 'plain'}"
             print(f"{label:40s} {time / 1e3:7.3f} ms  {time / (STEPS * LAYERS):6.2f} us a layer", flush=True)
+    for length in (0, 1, options.tokens // 2):
+        stack.given = torch.full((1, 1), length, dtype=torch.int32, device="cuda")
+        time = microseconds(captured(stack.solve))
+        label = f"solve, with attention, {length} rows given"
+        print(f"{label:40s} {time / 1e3:7.3f} ms  {time / (STEPS * LAYERS):6.2f} us a layer", flush=True)
     if options.json:
         harness.write(options.json, records, roof)
 
