@@ -29,14 +29,17 @@ def _passes(tokens: int) -> int:
     return ceil(tokens / (8 * column_tiles(tokens)))
 
 
-def _linear_bytes(launch: Launch, shape: Shape) -> int:
+def _linear_bytes(launch: Launch, shape: Shape, prefixed: bool = True) -> int:
+    """Shared memory of one program; prefixed: with what an RMS norm keeps for rows that are given."""
     phase, _, k, rows = shape
     nt, passes, split, tiles = column_tiles(rows), _passes(rows), launch["SPLIT"], launch["TILES"]
     items = tiles * nt * 32
     size = tiles * (k // split) * 32 + (split - 1) * passes * items * 16 + 128
-    sums = 2 if phase == NORM_LINEAR else 1
     if phase != RESIDUAL:
-        size += (2 * k + 2 * tiles * 16 * (launch.warps + 1) + sums * nt * 8 * launch.warps) * 4
+        centred = phase == NORM_LINEAR
+        scales = 2 if prefixed and not centred else 1
+        products, sums = 2 if prefixed or centred else 1, 2 if centred else 1
+        size += (scales * k + products * tiles * 16 * (launch.warps + 1) + sums * nt * 8 * launch.warps) * 4
     if passes > 1:
         size += launch.warps * tiles * nt * 512
     return size
@@ -323,7 +326,7 @@ def _linear(
         **(extra or {}),
     }  # fmt: skip
     grid = weight.rows // 16 // launch["TILES"] * launch["SPLIT"]
-    size = _linear_bytes(launch, shape)
+    size = _linear_bytes(launch, shape, bool(arguments.prefix))
     begin("linear", defines, grid, launch.warps * 32, size, launch["SPLIT"], arguments, x.device)
 
 
