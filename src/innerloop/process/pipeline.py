@@ -227,6 +227,7 @@ class Processor:
         self._pipeline = pipeline
         self._state_dtype = state_dtype
         self._facts = facts
+        self._inverse = [step for step in pipeline.inverse if type(step).inverse is not Step.inverse]
         self._unguided = {
             "previous": np.zeros((widths.chunk, widths.max_action), np.float32),
             "guidance": np.zeros(widths.chunk, np.float32),
@@ -256,7 +257,7 @@ class Processor:
             raise ValueError(f"the model's chunk has shape {normalized.shape}; expected {expected}")
         check_finite(normalized, "normalised actions")
         actions = normalized
-        for step in self._pipeline.inverse:
+        for step in self._inverse:
             actions = step.inverse(actions, context)
         actions = np.array(actions, np.float32, order="C")
         check_finite(actions, "actions")

@@ -52,7 +52,10 @@ def statistic_names(mode: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Normalizer:
-    """normalised = (x - offset) / divisor, for ranges 2 * that - 1. Statistics [dim] or [horizon, dim]."""
+    """normalised = (x - offset) / divisor, for ranges that - 1. Statistics [dim] or [horizon, dim].
+
+    A range's divisor is half its span: halving is exact, so the bits are those of 2 * (x - offset) / span - 1.
+    """
 
     mode: str
     offset: np.ndarray
@@ -84,7 +87,8 @@ class Normalizer:
         span = high - low
         eps = convention.dtype(convention.eps)
         span = span + eps if convention.always else np.where(span == 0, eps, span)
-        return cls(mode, low, span, span)
+        half = span / convention.dtype(2)
+        return cls(mode, low, half, half)
 
     @classmethod
     def _mean_std(cls, feature: str, mean: np.ndarray, std: np.ndarray, convention: Convention) -> "Normalizer":
@@ -121,7 +125,7 @@ class Normalizer:
             return np.array(values, dtype=self.offset.dtype)
         values = np.asarray(values, dtype=self.offset.dtype)
         centred: np.ndarray = values - self.offset
-        scaled: np.ndarray = centred / self.divisor if self.mode == "MEAN_STD" else 2 * centred / self.divisor - 1
+        scaled: np.ndarray = centred / self.divisor if self.mode == "MEAN_STD" else centred / self.divisor - 1
         return scaled
 
     def invert(self, values: np.ndarray) -> np.ndarray:
@@ -129,7 +133,7 @@ class Normalizer:
         if self.mode == "IDENTITY":
             return np.array(values, dtype=self.offset.dtype)
         values = np.asarray(values, dtype=self.offset.dtype)
-        unit: np.ndarray = values if self.mode == "MEAN_STD" else (values + 1) / 2
+        unit: np.ndarray = values if self.mode == "MEAN_STD" else values + 1
         scaled: np.ndarray = unit * self.factor + self.offset
         return scaled
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +22,19 @@ GLANCE = 1024  # bytes; a new frame shows in the ones in its middle, which spare
 BLOCK = 65536  # bytes compared at once, so that what is compared stays in the nearest caches
 VIEWS = 256  # pairs of views kept; runs of small inputs and sizes of rows take few values
 
-NUMPY: dict[torch.dtype, type[np.generic]] = {
-    torch.uint8: np.uint8,
-    torch.int8: np.int8,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.float16: np.float16,
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.bool: np.bool_,
+NUMPY: dict[torch.dtype, np.dtype[Any]] = {
+    torch.uint8: np.dtype(np.uint8),
+    torch.int8: np.dtype(np.int8),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.bool: np.dtype(np.bool_),
 }
 
 
-def host_dtype(buffer: Buffer) -> type[np.generic]:
+def host_dtype(buffer: Buffer) -> np.dtype[Any]:
     """The numpy dtype of a window. Raises PlanError for one that numpy has not (bfloat16)."""
     if buffer.dtype not in NUMPY:
         raise PlanError(f"window '{buffer.name}' is {buffer.dtype}, which the host cannot read: declare it float32")
@@ -89,7 +90,7 @@ class Slot:
         self.content = NOTHING
         self.views: Pieces = ()  # the staged pieces, as views of the staging memory
         self.raw: bytes | None = None  # what is staged, where it is one small piece
-        self._dtype = np.dtype(host_dtype(buffer))
+        self._dtype = host_dtype(buffer)
         self._shapes = {buffer.shape, buffer.shape[1:]} if buffer.shape[:1] == (1,) else {buffer.shape}
 
     def bytes_of(self, value: Value) -> bytes | None:
@@ -289,7 +290,7 @@ def _slot(arena: Arena, refresh: Refresh, at: int, index: int) -> Slot:
 
 
 def _check_dtype(buffer: Buffer, array: np.ndarray) -> None:
-    wanted = np.dtype(host_dtype(buffer))
+    wanted = host_dtype(buffer)
     if array.dtype != wanted:
         raise ObservationError(f"input '{buffer.name}' is {array.dtype}, not {wanted}: convert it with astype")
 
