@@ -204,6 +204,7 @@ def _facts(rules: Rules) -> dict[str, Any]:
             "names": rules.names,
             "relative": None if rules.relative is None else list(rules.relative.mask),
             "units": "as the model emits them (IDENTITY)" if rules.action.mode == "IDENTITY" else "robot",
+            "trained_delay": widths.trained_delay,
             "limits": None if edge.limits is None else edge.limits.on_violation,
         },
         "prompt": {

@@ -131,6 +131,7 @@ def test_what_training_gave_bounds_the_delay(tmp_path: Path) -> None:
     for stated, delay, words in ((6, 7, "delay of 7 steps.*at most 6.*LINEAR, or lower"), (0, 1, "at most 0.*LINEAR$")):
         directory = checkpoint(tmp_path / str(stated), "pi05", rtc_training_max_delay=stated)
         policy = innerloop.load(directory, device="cpu")
+        assert policy.metadata["processing"]["action"]["trained_delay"] == stated
         with pytest.raises(ObservationError, match=words):
             policy.infer(observe(policy, 0), previous=previous(policy, delay))
         policy.infer(observe(policy, 0), previous=previous(policy, delay, schedule="LINEAR"))
