@@ -1,0 +1,242 @@
+"""`python -m bench.host [CHECKPOINT]`: microseconds of the host's part of a decision, by part, without the device's work.
+
+The policy is real (frames, prompt, state, noise, chunk), but in place of its stages the device's thread spins, without
+the interpreter's lock, as it does where it waits for a GPU. Copies are real: on CUDA from pinned memory, on a CPU from
+memory to memory. Each part is timed twice: in a loop of its own, and as in a decision, where frames and the wait have
+taken its place in the caches; the latter is what a decision pays.
+"""
+
+import argparse
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import innerloop
+from innerloop.contract import Plan
+from innerloop.engine import LoadedPolicy
+from innerloop.measure.clock import Prepared
+from innerloop.measure.message import Message
+from innerloop.measure.observations import frame_size
+from innerloop.measure.subject import PolicySubject, make_workload
+from innerloop.policies import FAMILIES
+from innerloop.runtime.arena import Arena
+from innerloop.runtime.capture import Programs, eager
+from innerloop.runtime.machine import Machine
+from innerloop.runtime.refresh import CHANGED, Refresh
+from innerloop.runtime.tick import Tick
+from innerloop.runtime.windows import Value, Windows
+
+CHECKPOINT = Path(__file__).parents[1] / "examples/checkpoints/tiny-pi05"
+WARM_UP = 20
+PAUSE = 0.3  # ms of the wait before a part is timed as in a decision
+Call = Callable[[int], object]
+
+
+class Spin:
+    """Keeps a processor busy for about so many milliseconds, without the interpreter's lock; `spent` is how long."""
+
+    def __init__(self, milliseconds: float) -> None:
+        self.spent = 0.0  # seconds
+        self._rounds = 20_000
+        self()
+        self._rounds = max(int(self._rounds * 1e-3 * milliseconds / self.spent), 1)
+
+    def __call__(self) -> None:
+        began = time.perf_counter()
+        hashlib.pbkdf2_hmac("sha256", b"spin", b"spin", self._rounds)
+        self.spent = time.perf_counter() - began
+
+
+class IdleMachine(Machine):
+    """A machine whose last program is a wait and whose other programs do nothing."""
+
+    def __init__(self, policy: LoadedPolicy, wait: Callable[[], None]) -> None:
+        self._wait = wait
+        super().__init__(policy.plans, policy.placement.device, capture=False)
+
+    def _program(self, captured: bool, samples: Mapping[int, Mapping[str, Value]] | None) -> Programs:
+        programs = eager(self._refresh, self._list, self._arena)
+        last = {steps[-1].key for steps in self._refresh.steps}
+        programs.run[:] = [self._wait if key in last else _nothing for key in range(len(programs.run))]
+        return programs
+
+
+class Parts:
+    """The runtime's part of one decision, cut where the work changes its kind; the device's copies are waited for."""
+
+    def __init__(self, policy: LoadedPolicy, prepared: Sequence[Prepared]) -> None:
+        plans: list[Plan] = list(policy.plans.values())
+        arena = Arena(plans, policy.placement.device)
+        self.refresh = Refresh(plans, arena.layout, merge=True, prepared=False)
+        self.windows = Windows(arena, self.refresh)
+        self.tick = Tick(self.refresh, self.windows, [_nothing] * len(self.refresh.programs))
+        self.steps = self.refresh.steps[list(policy.plans).index(prepared[0].capacity)]
+        self.ledger, self.kept = self.refresh.ledger(), self.windows.nothing()
+        self.inputs = [one.inputs for one in prepared]
+
+    def stage(self, turn: int) -> None:
+        """Compares new inputs and copies them to staging memory; frames also on to the device."""
+        self.windows.stage(self.inputs[turn % len(self.inputs)], self.ledger, self.kept)
+        self.windows.wait()
+
+    def upload(self, turn: int) -> None:
+        """What is due, and the copy of the small inputs."""
+        self.windows.upload(self.refresh.due(self.steps, self.ledger), self.ledger, self.kept)
+        self.windows.wait()
+
+    def replay(self, turn: int) -> None:
+        """The loop over what is due, without the device."""
+        self.tick.replay([(step, CHANGED) for step in self.steps], self.ledger)
+
+    def fetch(self, turn: int) -> None:
+        """Copies the outputs back."""
+        self.windows.fetch()
+        self.windows.wait()
+        self.windows.outputs()
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is timed: a policy and observations, as arrays and as messages."""
+
+    policy: LoadedPolicy
+    seen: Sequence[Mapping[str, Any]]
+    noises: Sequence[np.ndarray]
+    prepared: Sequence[Prepared]
+    messages: Mapping[str, Sequence[bytes]]
+
+    @classmethod
+    def of(cls, policy: LoadedPolicy, frame: tuple[int, int], tokens: int) -> "Case":
+        """Observations of a frame size and a prompt length."""
+        subject = PolicySubject(policy)
+        load = make_workload(policy, frame, tokens, Message("raw"), 0)
+        prepared = [subject.prepare(*pair) for pair in zip(load.observations, load.noises, strict=True)]
+        messages = {name: [Message(name).pack(one) for one in load.observations] for name in ("raw", "jpeg")}
+        return cls(policy, load.observations, load.noises, prepared, messages)
+
+    def receive(self, encoding: str, turn: int) -> dict[str, Any]:
+        """A message's observation."""
+        return Message(encoding).unpack(self.messages[encoding][turn % len(self.seen)])
+
+    def moved(self, turn: int) -> dict[str, Any]:
+        """An observation whose state was never seen, so that its prompt, where the state is in it, is new."""
+        state = np.array(self.seen[turn % len(self.seen)]["state"])
+        state[:2] = np.cos(turn * 0.37), np.sin(turn * 0.11)
+        return {**self.seen[turn % len(self.seen)], "state": state}
+
+
+def parts(case: Case) -> dict[str, Call]:
+    """Every part of a decision on the host, by name."""
+    policy, runtime = case.policy, Parts(case.policy, case.prepared)
+    processor, count = policy.processor, len(case.seen)
+    chunk = np.zeros((processor.widths.chunk, processor.widths.max_action), np.float32)
+    return {
+        "receive, raw frames": lambda turn: case.receive("raw", turn),
+        "receive, JPEG frames": lambda turn: case.receive("jpeg", turn),
+        "prepare": lambda turn: processor.prepare(case.seen[turn % count]),
+        "prepare, another state in the prompt": lambda turn: processor.prepare(case.moved(turn)),
+        "noise, given": lambda turn: processor.noise(case.noises[turn % count]),
+        "noise, from a seed": lambda turn: processor.noise(seed=turn),
+        "noise, fresh": lambda turn: processor.noise(),
+        "hand-over to the device's thread and back": lambda turn: policy.runtime.on_device(_nothing),
+        "compare and stage; frames to the device": runtime.stage,
+        "what is due; small inputs to the device": runtime.upload,
+        "replay calls": runtime.replay,
+        "outputs to the host": runtime.fetch,
+        "finish": lambda turn: processor.finish(chunk, case.prepared[turn % count].context),
+    }
+
+
+def time_parts(calls: Mapping[str, Call], pause: Callable[[], None], count: int) -> dict[str, tuple[float, ...]]:
+    """Microseconds of each part: in a loop, and after a pause each time (p10, p50, p90)."""
+    loop = {name: [_microseconds(call, turn) for turn in range(count)] for name, call in calls.items()}
+    cold: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(count + WARM_UP):  # in turns, so that a noisy moment is noisy for all
+        for name, call in calls.items():
+            pause()
+            cold[name].append(_microseconds(call, turn))
+    return {
+        name: (float(np.median(loop[name])), *np.percentile(cold[name][WARM_UP:], (10, 50, 90)).tolist())
+        for name in calls
+    }
+
+
+def whole_calls(case: Case, milliseconds: float, count: int) -> dict[str, list[float]]:
+    """Microseconds of whole calls, from the message to the chunk, less the time that the pretended device took."""
+    spin = Spin(milliseconds)
+    policy = dataclasses.replace(case.policy, runtime=IdleMachine(case.policy, spin))
+    taken: dict[str, list[float]] = {encoding: [] for encoding in case.messages}
+
+    def call(encoding: str, turn: int) -> None:
+        state = case.moved(turn)["state"]
+        began = time.perf_counter()
+        policy.infer({**case.receive(encoding, turn), "state": state}, noise=case.noises[turn % len(case.noises)])
+        taken[encoding].append(1e6 * (time.perf_counter() - began - spin.spent))
+
+    for turn in range(count + WARM_UP):
+        for encoding in case.messages:
+            call(encoding, turn)
+    policy.runtime.close()
+    return {encoding: times[WARM_UP:] for encoding, times in taken.items()}
+
+
+def report(case: Case, milliseconds: float, count: int) -> str:
+    """Both tables, as Markdown."""
+    rinse, spin = np.zeros((2, *next(iter(case.seen[0]["images"].values())).shape), np.uint8), Spin(PAUSE)
+
+    def pause() -> None:
+        rinse[:] = rinse[::-1]
+        spin()
+
+    lines = ["| part | in a loop, us | as in a decision: p10 | p50 | p90 |", "|---|---|---|---|---|"]
+    for name, figures in time_parts(parts(case), pause, count).items():
+        lines.append(f"| {name} | " + " | ".join(f"{figure:.0f}" for figure in figures) + " |")
+    lines += [
+        "",
+        f"| whole call less {milliseconds:g} ms of device, us | p10 | p50 | p90 | share |",
+        "|---|---|---|---|---|",
+    ]
+    for encoding, times in whole_calls(case, milliseconds, count).items():
+        low, middle, high = np.percentile(times, (10, 50, 90))
+        share = middle / (middle + 1e3 * milliseconds)
+        lines.append(f"| {encoding} frames | {low:.0f} | {middle:.0f} | {high:.0f} | {share:.1%} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("policy", nargs="?", default=str(CHECKPOINT), help="a checkpoint, or a family at full size")
+    parser.add_argument("--frames", default="640x480")
+    parser.add_argument("--prompt-tokens", type=int, default=48)
+    parser.add_argument("--device-ms", type=float, default=9.0, help="how long the pretended device takes")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--device")
+    options = parser.parse_args()
+    load = innerloop.random_policy if options.policy in FAMILIES else innerloop.load
+    policy = load(options.policy, device=options.device)
+    case = Case.of(policy, frame_size(options.frames), options.prompt_tokens)
+    where = f"{policy.placement.device}, torch {torch.__version__}"
+    print(f"{policy.family.name} on {where}, {len(case.seen[0]['images'])} frames of {options.frames}\n")
+    print(report(case, options.device_ms, options.count))
+    policy.close()
+
+
+def _microseconds(call: Call, turn: int) -> float:
+    began = time.perf_counter_ns()
+    call(turn)
+    return (time.perf_counter_ns() - began) / 1e3
+
+
+def _nothing() -> None:
+    return
+
+
+if __name__ == "__main__":
+    main()
