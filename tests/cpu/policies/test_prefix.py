@@ -18,6 +18,7 @@ from innerloop.contract import CheckpointError, ObservationError
 from innerloop.engine import LoadedPolicy
 from innerloop.runtime.arena import Arena
 from innerloop.runtime.interpret import Interpreter
+from scripts import make_prefix_golden
 
 CHUNK = 16
 Opened = Callable[..., LoadedPolicy]
@@ -78,6 +79,18 @@ def test_delays(long: LoadedPolicy, delay: int) -> None:
     np.testing.assert_allclose(ours.actions[:delay], given.actions[:delay], atol=1e-5)
     plain = long.infer(observation, seed=delay)
     assert (np.abs(plain.normalized[delay:] - ours.normalized[delay:]).max() > 1e-3) == (delay > 0)
+
+
+def test_lerobots_numbers(tmp_path: Path) -> None:
+    """Of its pi0.5 in mode "trained", which came after 0.6.1."""
+    policy = innerloop.load(make_prefix_golden.checkpoint(tmp_path), device="cpu")
+    observation, noise, left = make_prefix_golden.case()
+    padded = np.pad(left, ((0, 0), (0, noise.shape[1] - left.shape[1])))
+    actions = policy.processor.finish(padded, policy.processor.prepare(observation).context)
+    for delay, theirs in enumerate(np.load(make_prefix_golden.GOLDEN)["normalized"]):
+        ours = policy.infer(observation, noise=noise, previous=Previous(actions, delay, schedule="PREFIX"))
+        np.testing.assert_allclose(ours.normalized[:, : left.shape[1]], theirs, atol=1e-5)
+    policy.close()
 
 
 @pytest.mark.parametrize(("rows", "more"), [(0, {}), (1, {}), (4, {}), (9, {}), (9, {"horizon": 2})])
