@@ -20,15 +20,23 @@ THREADS = 3  # beside the caller's own: robots have up to four cameras
 
 
 def decode(bodies: Mapping[str, Body]) -> dict[str, np.ndarray]:
-    """{camera: JPEG} -> {camera: uint8 [height, width, 3] RGB}. Raises ObservationError that names the camera."""
+    """{camera: JPEG} -> {camera: uint8 [height, width, 3] RGB}. Raises ObservationError that names the camera.
+
+    The caller decodes too: the first one, and then what no thread has begun, as on a machine whose cores are busy.
+    """
     names = list(bodies)
-    others = [_threads().submit(_decode, name, bodies[name]) for name in names[1:]]
+    asked = {name: _threads().submit(_decode, name, bodies[name]) for name in names[1:]}
+    frames = {}
     try:
-        first = [_decode(name, bodies[name]) for name in names[:1]]
+        for name in (*names[:1], *reversed(names[1:])):
+            if name not in asked or asked[name].cancel():
+                frames[name] = _decode(name, bodies[name])
     finally:
-        for other in others:
+        begun = {name: other for name, other in asked.items() if not other.cancel()}
+        for other in begun.values():
             other.exception()  # nothing is read from the bodies any more once this returns
-    return dict(zip(names, [*first, *(other.result() for other in others)], strict=True))
+    frames |= {name: other.result() for name, other in begun.items()}
+    return {name: frames[name] for name in names}
 
 
 def _decode(name: str, body: Body) -> np.ndarray:
