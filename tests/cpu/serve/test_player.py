@@ -44,7 +44,8 @@ def test_the_robot_moves_on_while_the_next_chunk_is_made(play):
     np.testing.assert_array_equal(played, np.arange(len(played)))
 
 
-def test_in_real_time_the_policy_is_told_what_it_continues(play):
+@pytest.mark.parametrize(("mode", "schedule"), [("realtime", "LINEAR"), ("prefix", "PREFIX")])
+def test_in_real_time_the_policy_is_told_what_it_continues(play, mode, schedule):
     given = []
 
     def infer(seen, previous=None):
@@ -52,12 +53,13 @@ def test_in_real_time_the_policy_is_told_what_it_continues(play):
         time.sleep(0.03)
         return SimpleNamespace(actions=ramp(seen["step"], 20))
 
-    player = play(infer, rate_hz=100, mode="realtime")
+    player = play(infer, rate_hz=100, mode=mode)
     for _ in range(60):
         player.step({"step": player.executor.executed})
         time.sleep(0.01)
     assert given[0] is None
     later = given[-1]
+    assert later.schedule == schedule
     assert later.delay == min(player.executor.delay.steps, len(later.actions) - 1) > 0
     np.testing.assert_array_equal(np.diff(later.actions[:, 0]), 1.0)
 
