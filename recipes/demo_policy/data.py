@@ -4,6 +4,7 @@ import io
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,14 +40,19 @@ def load(folder: Path = DATA) -> Samples:
     for path in paths:
         with np.load(path) as file:
             count = len(file["ends"])
-            packed, ends = file["pictures"].tobytes(), [0, *file["ends"].tolist()]
-            frames += [_unpack(packed[start:end]) for start, end in itertools.pairwise(ends)]
+            frames += unpacked(file)
             states.append(file["states"])
             chunks.append(file["chunks"].astype(np.float32))
             prompts += [str(file["prompt"])] * count
             held.append(np.arange(count) >= count * (1 - HELD_OUT))
     together = [torch.from_numpy(np.concatenate(each)) for each in (states, chunks, held)]
     return Samples(torch.from_numpy(np.stack(frames)), together[0], together[1], prompts, together[2])
+
+
+def unpacked(file: Any) -> list[np.ndarray]:
+    """uint8 [cameras, 3, H, W] of every picture of an open recording."""
+    packed, ends = file["pictures"].tobytes(), [0, *file["ends"].tolist()]
+    return [_unpack(packed[start:end]) for start, end in itertools.pairwise(ends)]
 
 
 def _unpack(picture: bytes) -> np.ndarray:
@@ -83,4 +89,4 @@ def augmented(frames: Tensor) -> Tensor:
     return (moved * light * colour + offset + noise).clamp(0, 1).reshape(batch, cameras, 3, size, size)
 
 
-__all__ = ["CHUNK", "DATA", "Samples", "augmented", "load", "statistics"]
+__all__ = ["CHUNK", "DATA", "Samples", "augmented", "load", "statistics", "unpacked"]

@@ -50,6 +50,11 @@ def build(config: Any) -> Any:
     return policy.float()
 
 
+def tower(policy: Any) -> Any:
+    """The vision tower: images [B, 3, H, W] in -1..1 to an object with last_hidden_state [B, patches, width]."""
+    return policy.model.paligemma_with_expert.paligemma.model.vision_tower
+
+
 def processors(config: Any, statistics: dict[str, dict[str, Tensor]], directory: Path) -> tuple[Any, Any]:
     """LeRobot's pre- and postprocessor over the tokenizer written into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)

@@ -49,6 +49,7 @@ class Expert:
             world.step(actions[-1])
         mujoco.mj_setState(env.model, env.data, saved, kind)
         mujoco.mj_forward(env.model, env.data)
+        world.mark()
         world.values, env._prev_obs, env.curr_path_length = kept
         return np.stack(actions)
 

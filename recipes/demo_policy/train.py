@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -181,6 +182,7 @@ def main() -> None:
     parser.add_argument(
         "--jitter", type=float, nargs=2, default=(0.1, 0.1), help="of states, least and most, normalised"
     )
+    parser.add_argument("--tower", type=Path, help="what recipes.demo_policy.sight wrote: a vision tower to begin with")
     parser.add_argument("--report", type=float, default=10, help="seconds between two lines")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--data", type=Path, default=data.DATA, help="folder of recordings, one file a task")
@@ -191,6 +193,8 @@ def main() -> None:
     config = model.configuration()
     before, after = model.processors(config, statistics, options.directory)
     policy = model.build(config)
+    if options.tower is not None:
+        model.tower(policy).load_state_dict(load_file(options.tower))
     count = sum(parameter.numel() for parameter in policy.parameters())
     print(f"{len(samples)} samples, {count / 1e6:.2f} million parameters", flush=True)
     batches = Batches(samples, before, statistics, options)

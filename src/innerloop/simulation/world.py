@@ -21,7 +21,7 @@ WIDTH = 4  # of state and action
 REPEAT = 2  # one action drives so many simulation steps of 12.5 ms
 RATE = 40.0  # actions a second
 NEEDED = "simulation needs {}: pip install 'innerloop[sim]'"
-_TARGET = (0.0, 0.72, 0.1)  # what both cameras look at, metres
+TARGET = (0.0, 0.72, 0.1)  # what both cameras look at, metres
 
 
 def require(module: str) -> Any:
@@ -57,6 +57,12 @@ class World:
         """A new episode; the same seed gives the same one."""
         self.environment.seed(seed)
         self.values = self.environment.reset()[0]
+        self.mark()
+
+    def mark(self) -> None:
+        """Put the goal's ball where the goal is: Meta-World does so after its own steps alone."""
+        for name, position in self.environment._target_site_config:
+            self.environment._set_pos_site(name, position)
 
     def step(self, action: np.ndarray) -> bool:
         """One action float [4] in -1..1: hand velocity x, y, z and gripper closing. True once the task is done."""
@@ -83,7 +89,7 @@ class World:
     def render(self, camera: str, size: int = SIZE) -> np.ndarray:
         """uint8 [size, size, 3] RGB of one camera."""
         view = self._mujoco.MjvCamera()
-        view.lookat[:] = _TARGET
+        view.lookat[:] = TARGET
         view.azimuth, view.elevation, view.distance = CAMERAS[camera]
         renderer = self._renderer(size)
         renderer.update_scene(self.environment.data, camera=view)

@@ -38,7 +38,7 @@ class Groot(nn.Module):
         self.decode_in = EmbodimentLinear(many, c.dit.output, c.hidden)
         self.decode_out = EmbodimentLinear(many, c.hidden, c.max_action_dim)
         self.place = nn.Parameter(torch.empty(c.places, wide))
-        self.dit = DiT(config.dit, 1 + config.chunk)  # the state and the actions
+        self.dit = DiT(config.dit)  # dense: 41 rows of 1536 took the few-row kernels 73 us a layer (docs/LOG.md)
 
     def tables(self) -> dict[str, torch.Tensor]:
         """What depends on weights, embodiment and step index alone, by static buffer."""
