@@ -1,7 +1,7 @@
-"""`python -m bench.operators [--quick] [--json FILE] [OP ...]`: every Triton op checked against fp32 and timed.
+"""`python -m bench.operators [--launches] [--json FILE] [OP ...]`: every Triton op checked against fp32 and timed.
 
-Prints each candidate launch as it is measured, and one table at the end. --quick stops trying others than the
-preferred launch after a minute and a quarter.
+Beside torch eager and torch.compile of the same meaning; one table at the end. --launches also tries every candidate
+launch and prints each as it is measured.
 """
 
 import argparse
@@ -22,20 +22,19 @@ def main() -> None:
     """Checks and times; exits with 1 where an op is wrong."""
     parser = argparse.ArgumentParser()
     parser.add_argument("ops", nargs="*")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--launches", action="store_true", help="try others than the preferred launch")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device("cuda", torch.cuda.current_device())
     roof = harness.measure_roof(device)
     print(f"{torch.cuda.get_device_name()}: {roof.copy / 1e12:.2f} TB/s, {roof.matrix / 1e12:.0f} TFLOP/s", flush=True)
     lines, rows, wrong = [], [], 0
-    start, budget = time.perf_counter(), 75.0 if options.quick else math.inf
     for case in cases(*options.ops):
         begun = time.perf_counter()
         error, text = _checked(case, device)
         wrong += error is None
         inputs = harness.rotated(case, device)
-        best, record = _timed(case, roof, inputs, time.perf_counter() - start < budget)
+        best, record = _timed(case, roof, inputs, options.launches)
         rows.append({**record, "error": math.inf if error is None else error})
         lines.append(f"{harness.line(record)}  {text}  {best}")
         print(f"   {case.op} {case.label}: {time.perf_counter() - begun:.1f} s", flush=True)
@@ -53,17 +52,19 @@ def _checked(case: Case, device: torch.device) -> tuple[float | None, str]:
     return error, f"err {error:.1e}/{allowed:.1e}"
 
 
-def _timed(case: Case, roof: harness.Roof, inputs: list[Inputs], others: bool) -> tuple[str, dict[str, Any]]:
+def _timed(case: Case, roof: harness.Roof, inputs: list[Inputs], launches: bool) -> tuple[str, dict[str, Any]]:
     module = case.triton()
     times: dict[str, float] = {"preferred": harness.time_case(case, module, inputs)}
     for key, choices in harness.launches_of(case, module, inputs[0]).items():
-        for choice in choices[1:] if others else ():
+        for choice in choices[1:] if launches else ():
             with launch.forced({key: choice}):
                 times[f"{key[0]} {_short(choice)}"] = harness.time_case(case, module, inputs)
     for label, us in times.items():
         print(f"{case.op:<11}{case.label:<34}{us:>8.2f} us  {label}")
     best = min(times, key=lambda label: times[label])
-    record = harness.row(case, roof, times["preferred"], {"eager": harness.time_case(case, case.reference(), inputs)})
+    references = {"eager": case.reference(), "compiled": harness.compiled(case)}
+    others = {name: harness.time_case(case, reference, inputs) for name, reference in references.items()}
+    record = harness.row(case, roof, times["preferred"], others)
     note = "" if best == "preferred" else f"{times[best]:.2f} with {best}"
     return note, record
 
