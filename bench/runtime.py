@@ -196,7 +196,7 @@ def _median(
 def _event_time(call: Callable[[], object]) -> float:
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     # the device is kept busy until all that follows is queued, so that the host's pace does not show
-    torch.cuda._sleep(1_000_000)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(4_000_000)  # type: ignore[no-untyped-call]
     first.record()
     call()
     last.record()
