@@ -241,6 +241,31 @@ class OperatorsRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KernelRow:
+    """One kernel in one stage. us: device microseconds of a decision, all its launches together.
+
+    A kernel that starts before its predecessor has ended (dependent launch) counts the wait for it too.
+    """
+
+    stage: str
+    kernel: str
+    launches: int
+    us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsRecord(PolicyRecord):
+    """Where the device's time goes. span_us: stage -> from its first kernel's start to its last one's end."""
+
+    views: int
+    prompt_tokens: int
+    chunk: int
+    steps: int
+    span_us: dict[str, float]
+    rows: list[KernelRow]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SuccessRecord(PolicyRecord):
     """Closed-loop success with its 95 % interval, and everything it depends on.
 

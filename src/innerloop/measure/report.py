@@ -10,6 +10,7 @@ from innerloop.measure.record import (
     BatchRecord,
     CapsulesRecord,
     ControlRecord,
+    KernelsRecord,
     LadderRecord,
     LatencyRecord,
     OperatorsRecord,
@@ -46,6 +47,7 @@ def sections(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("Served", ServedRecord, served_table),
         ("What changed", RefreshRecord, refresh_table),
         ("Capsules", CapsulesRecord, capsules_table),
+        ("Kernels", KernelsRecord, kernels_table),
         ("Operators", OperatorsRecord, operators_table),
         ("Closed-loop success", SuccessRecord, success_table),
     ]
@@ -173,6 +175,18 @@ def capsules_table(records: Sequence[CapsulesRecord]) -> str:
     return table(head, rows)
 
 
+def kernels_table(records: Sequence[KernelsRecord]) -> str:
+    """One row a kernel of each stage, largest first; what takes less than a hundredth of its stage is left out."""
+    rows = []
+    for r in records:
+        for one in r.rows:
+            share = one.us / max(sum(other.us for other in r.rows if other.stage == one.stage), 1e-9)
+            if share >= 0.01:
+                row = [_title(r), one.stage, f"`{one.kernel}`", f"{one.launches:,}", f"{one.us:.0f}"]
+                rows.append([*row, f"{one.us / max(one.launches, 1):.2f}", f"{share:.0%}"])
+    return table(["policy", "stage", "kernel and grid", "launches", "us", "us each", "share"], rows)
+
+
 def operators_table(records: Sequence[OperatorsRecord]) -> str:
     """One row an operator and shape."""
     names = list(dict.fromkeys(name for r in records for one in r.rows for name in one.against_us))
@@ -239,7 +253,7 @@ def _title(record: Record) -> str:
         return (
             f"{record.policy} {record.precision}, {record.views} cam, {record.prompt_tokens} tok, {record.chunk}{size}"
         )
-    if isinstance(record, LadderRecord | BatchRecord):
+    if isinstance(record, LadderRecord | BatchRecord | KernelsRecord):
         return f"{record.policy} {record.precision}, {record.views} cam, {record.prompt_tokens} tok, {record.chunk}"
     if isinstance(record, PolicyRecord | ServedRecord):
         return f"{record.policy} {record.precision}"

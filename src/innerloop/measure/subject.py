@@ -14,7 +14,7 @@ from innerloop.measure.cost import Cost, stage_costs
 from innerloop.measure.interpreted import Interpreted, prepare
 from innerloop.measure.message import Message
 from innerloop.measure.observations import Scene, make_noises, make_observations, prompt_of_length
-from innerloop.measure.trace import count_graph_launches
+from innerloop.measure.trace import Event, profile_graphs
 from innerloop.runtime.machine import Decision
 from innerloop.runtime.profile import COPY_IN
 
@@ -95,6 +95,12 @@ class PolicySubject:
         """Kernels of every stage from the profiler; on a CPU the operators of its reference path."""
         if self.device.type != "cuda":
             return {name: cost.operations for name, cost in self.costs(prepared).items()}
+        return {stage: round(sum(map(len, all)) / len(all)) for stage, all in self.kernel_events(prepared).items()}
+
+    def kernel_events(self, prepared: Prepared) -> dict[str, list[list[Event]]]:
+        """What the profiler saw on the device, by stage, one list a decision. Raises InnerloopError on a CPU."""
+        if self.device.type != "cuda":
+            raise InnerloopError("kernels are profiled on a GPU; on a CPU look at a trace (--trace FILE)")
         decide = partial(self.policy.runtime.decide, SESSION, prepared.inputs, prepared.capacity)
         self.policy.reset(SESSION)
         stages = list(_stage_times(decide(profile=True).timing))
@@ -103,7 +109,7 @@ class PolicySubject:
             self.policy.reset(SESSION)  # so that every stage is due
             decide()
 
-        return count_graph_launches(afresh, stages)
+        return profile_graphs(afresh, stages)
 
 
 def make_workload(

@@ -33,9 +33,9 @@ def count_launches(run: Callable[[], object]) -> int:
     return round(len(kernels(_events(run))) / COUNTED)
 
 
-def count_graph_launches(run: Callable[[], object], graphs: Sequence[str]) -> dict[str, int]:
-    """The same by graph, where every decision replays `graphs` once each, in this order."""
-    return launches_by_graph(_events(run), graphs)
+def profile_graphs(run: Callable[[], object], graphs: Sequence[str]) -> dict[str, list[list[Event]]]:
+    """Kernel events by graph, one list a decision, where every decision replays `graphs` once each, in this order."""
+    return events_by_graph(_events(run), graphs)
 
 
 def kernels(events: Sequence[Event]) -> list[Event]:
@@ -43,8 +43,8 @@ def kernels(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event.get("cat") == "kernel"]
 
 
-def launches_by_graph(events: Sequence[Event], graphs: Sequence[str]) -> dict[str, int]:
-    """Kernels of a decision by graph, joined through the correlation number of a graph's launch and its kernels.
+def events_by_graph(events: Sequence[Event], graphs: Sequence[str]) -> dict[str, list[list[Event]]]:
+    """Joined through the correlation number of a graph's launch and its kernels.
 
     Raises InnerloopError when the launches are not a whole number of decisions.
     """
@@ -57,19 +57,19 @@ def launches_by_graph(events: Sequence[Event], graphs: Sequence[str]) -> dict[st
             f"the profiler saw {len(launches)} graph launches, no multiple of {len(graphs)}: other work shares the "
             "process or CUPTI is off; measure in a process of its own"
         )
-    owner = {e["args"]["correlation"]: graphs[place % len(graphs)] for place, e in enumerate(launches)}
-    counts = dict.fromkeys(graphs, 0)
+    found: dict[str, list[list[Event]]] = {graph: [] for graph in graphs}
+    owner: dict[int, list[Event]] = {}
+    for place, launch in enumerate(launches):
+        own = owner.setdefault(launch["args"]["correlation"], [])
+        found[graphs[place % len(graphs)]].append(own)
     for event in kernels(events):
-        graph = owner.get(event["args"].get("correlation"))
-        if graph is not None:
-            counts[graph] += 1
-    if not any(counts.values()):
+        owner.get(event["args"].get("correlation"), []).append(event)
+    if not any(map(any, found.values())):
         raise InnerloopError(
             f"none of the {len(kernels(events))} kernels in the profile belongs to a graph launch; "
             "this driver's CUPTI does not trace inside graphs, so launches cannot be counted"
         )
-    decisions = len(launches) // len(graphs)
-    return {graph: round(count / decisions) for graph, count in counts.items()}
+    return found
 
 
 def _events(run: Callable[[], object]) -> list[Event]:

@@ -161,6 +161,16 @@ def make_records() -> dict[str, Record]:
         record.CapsulesRecord(
             **origin, bytes=10**7, ticks=500, snapshot_ms={"gpu": 0.1}, restore_ms={"gpu": 0.1}, identical=True
         ),
+        record.KernelsRecord(
+            **origin,
+            **sizes,
+            span_us={"vision": 40.0, "action": 90.0},
+            rows=[
+                record.KernelRow(stage="vision", kernel="_attend 4x16", launches=27, us=31.0),
+                record.KernelRow(stage="action", kernel="linear 128", launches=36, us=80.5),
+                record.KernelRow(stage="action", kernel="tiny 1", launches=1, us=0.5),
+            ],
+        ),
         record.OperatorsRecord(
             **{name: origin[name] for name in ("device", "command", "commit", "time", "versions", "clocks")},
             ceilings={"copy_gb_s": 4300.0},
