@@ -22,6 +22,16 @@ EdgeFile = Annotated[
     Path | None, typer.Option("--edge", metavar="FILE", help="JSON with what only you know (docs/process.md)")
 ]
 MemoryCap = Annotated[float | None, typer.Option(metavar="GIB", help="refuse a memory plan larger than this")]
+Against = Annotated[
+    str,
+    typer.Option(
+        help="other implementations, comma separated: lerobot, lerobot-compiled, openpi, transformers (its Qwen3-VL below "
+        "our head), torch-compile (our plan in plain torch, each stage compiled: minutes at full size)"
+    ),
+]
+Ladder = Annotated[
+    bool, typer.Option("--ladder", help="official, eager, torch.compile, captured, operators, fused: each rung's ms")
+]
 Rename = Annotated[list[str] | None, typer.Option(metavar="ROBOT=CKPT", help="camera rename; repeatable")]
 
 

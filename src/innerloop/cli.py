@@ -13,6 +13,7 @@ from rich.console import Console
 from innerloop import __version__, arguments
 from innerloop.arguments import (
     Adapter,
+    Against,
     Assets,
     CheckpointPath,
     Device,
@@ -20,6 +21,7 @@ from innerloop.arguments import (
     Horizon,
     Json,
     JsonFile,
+    Ladder,
     MemoryCap,
     Precision,
     Rename,
@@ -253,13 +255,9 @@ def bench(
     kernels: Annotated[str, typer.Option(help="reference, operators or fused")] = "fused",
     ticks: Annotated[int, typer.Option(help="measured decisions, after warm-up")] = 1000,
     seed: Annotated[int, typer.Option(help="seed of weights, observations and noise")] = 0,
-    against: Annotated[
-        str, typer.Option(help="other implementations, comma separated: lerobot, lerobot-compiled")
-    ] = "",
+    against: Against = "",
     batch: Annotated[str, typer.Option(help="batch sizes of a batch curve, comma separated")] = "",
-    ladder: Annotated[
-        bool, typer.Option("--ladder", help="official, eager, captured, operators, fused: each rung's ms")
-    ] = False,
+    ladder: Ladder = False,
     control: Annotated[
         bool, typer.Option("--control", help="control-time roofline: is the policy or the robot the limit?")
     ] = False,

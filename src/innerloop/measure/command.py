@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 
 from innerloop.contract import InnerloopError
@@ -25,7 +26,7 @@ from innerloop.measure.options import BenchOptions, parse_command
 from innerloop.measure.record import LatencyRecord, Record, ServedRecord
 from innerloop.measure.reproduce import differences, reproduced
 from innerloop.measure.served import Client, ServedOptions, clock_served
-from innerloop.measure.side_by_side import LEROBOT, Bench
+from innerloop.measure.side_by_side import KNOWN, LEROBOT, TORCH_COMPILE, Bench
 from innerloop.measure.subject import PolicySubject, make_workload
 from innerloop.measure.trace import count_launches, write_trace
 
@@ -43,15 +44,15 @@ def run_bench(options: BenchOptions, trace: Path | None = None) -> Iterator[Reco
     trace: also write a Chrome / Perfetto trace there.
     """
     made = Bench(options)
-    with closing(made.policy()) as policy:
+    with closing(made.policy()) as policy, made.references() as others:
         subject = PolicySubject(policy, options.random_weights)
         workload = make_workload(policy, options.frame, options.prompt_tokens, Message(options.encoding), options.seed)
-        whole = bench(subject, workload, Run(options.command(), options.ticks), made.references())
+        whole = bench(subject, workload, Run(options.command(), options.ticks), others)
         yield whole
         if trace is not None:
             write_trace(_next_call(subject.infer, workload), trace)
         fields = origin(subject, workload, options.command(), whole.clocks)
-    del policy, subject  # their memory is needed below
+    del policy, subject, others  # their memory is needed below
     if options.control:
         yield control_record(_loop(options, whole), fields)
     sizes = {"views": whole.views, "prompt_tokens": whole.prompt_tokens, "chunk": whole.chunk, "steps": whole.steps}
@@ -130,19 +131,22 @@ def report_command(
 
 
 def ladder_steps(made: Bench, workload: Workload) -> list[Step]:
-    """From the official implementation, where it was asked for, to fused kernels in captured graphs."""
-    on_gpu = made.placement.device.type == "cuda"
-    steps = [Step("official, eager", partial(_official, made, workload))] if LEROBOT in made.options.against else []
-    steps.append(Step("plan, eager, plain torch", partial(_ours, made, workload, "reference", captured=False)))
-    for name, kernels in _RUNGS if on_gpu else _CPU_RUNGS:
-        steps.append(Step(name, partial(_ours, made, workload, kernels, captured=True)))
-    return steps
+    """From the official implementation to fused kernels in captured graphs; the others' rungs where they were asked for."""
+    against, rungs = made.options.against, _RUNGS if made.placement.device.type == "cuda" else _CPU_RUNGS
+    official = Step("official, eager", partial(_other, made, workload, LEROBOT))
+    compiled = Step("plan, torch.compile a stage", partial(_other, made, workload, TORCH_COMPILE))
+    return [
+        *([official] if LEROBOT in against else []),
+        Step("plan, eager, plain torch", partial(_ours, made, workload, "reference", captured=False)),
+        *([compiled] if TORCH_COMPILE in against else []),
+        *(Step(name, partial(_ours, made, workload, kernels, captured=True)) for name, kernels in rungs),
+    ]
 
 
 @contextmanager
-def _official(made: Bench, workload: Workload) -> Iterator[Contender]:
-    decide = made.official.infer
-    yield Contender(decide, lambda: _launches(decide, workload, made.placement.device.type))
+def _other(made: Bench, workload: Workload, name: str) -> Iterator[Contender]:
+    with KNOWN[name].open(made) as other:
+        yield Contender(other.infer, lambda: _launches(other.infer, workload, made.placement.device.type))
 
 
 @contextmanager
@@ -176,7 +180,7 @@ def _launches(decide: Callable[..., object], workload: Workload, device: str) ->
     run = _next_call(decide, workload)
     if device == "cuda":
         return count_launches(run)
-    with CostRecorder() as recorder:
+    with torch.compiler.set_stance("force_eager"), CostRecorder() as recorder:  # operators, not what fused them
         run()
     operations: int = recorder.cost.operations
     return operations

@@ -1,8 +1,13 @@
-"""Ours, and the official implementation with the very same weights, opened from one description."""
+"""Ours, and other implementations of the same policy with the very same weights, opened from one description."""
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from innerloop import engine
 from innerloop.contract import InnerloopError
@@ -10,34 +15,44 @@ from innerloop.engine import LoadedPolicy
 from innerloop.kernels import Kernels
 from innerloop.measure.bench import Reference
 from innerloop.measure.options import BenchOptions
-from innerloop.policies import FAMILIES
+from innerloop.policies import FAMILIES, detect
+from innerloop.weights import open_checkpoint
 
 LEROBOT = "lerobot"
 COMPILED = "lerobot-compiled"
+TORCH_COMPILE = "torch-compile"
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 class Bench:
-    """Opens policies for one set of options; the official side, where wanted, is opened once and gives the weights."""
+    """Opens policies for one set of options; LeRobot's, where wanted with random weights, is opened once and gives them.
+
+    Raises InnerloopError for an implementation that does not exist or has not this family.
+    """
 
     def __init__(self, options: BenchOptions) -> None:
-        unknown = set(options.against) - {LEROBOT, COMPILED}
-        if unknown:
-            raise InnerloopError(f"nothing named {', '.join(sorted(unknown))} to compare with; there is {LEROBOT}")
         if options.random_weights and options.target not in FAMILIES:
             raise InnerloopError(f"no family '{options.target}' for random weights; there are {sorted(FAMILIES)}")
         self.options = options
         self.placement = engine.place(options.device, options.precision, 1, "fused")
+        for name in options.against:
+            _check(name, self.family)
+
+    @cached_property
+    def family(self) -> str:
+        """The family's name; of a checkpoint from its headers."""
+        options = self.options
+        return options.target if options.random_weights else detect(open_checkpoint(Path(options.target))).name
 
     def policy(self, batch: int = 1, kernels: Kernels | None = None) -> LoadedPolicy:
-        """Ours; random weights are the official side's own where there is one."""
+        """Ours; random weights are LeRobot's own where it takes part."""
         options = self.options
         kind: Kernels = kernels or _kernels(options.kernels)
         if not options.random_weights:
             return engine.load(
                 options.target, device=options.device, precision=options.precision, batch=batch, kernels=kind
             )
-        if options.against:
+        if LEROBOT in options.against:
             return self._with_official_weights(batch, kind)
         return engine.random_policy(
             options.target,
@@ -61,19 +76,11 @@ class Bench:
             return open_official(Path(options.target), device, dtype)
         return random_official(options.target, self._config(), FAMILIES[options.target].synthetic, device, dtype)
 
-    def references(self) -> list[Reference]:
-        """The implementations to compare with, in the order they were asked for."""
-        return [self.official if name == LEROBOT else self._compiled() for name in self.options.against]
-
-    def _compiled(self) -> Any:
-        from innerloop.measure.against.lerobot import LeRobotPolicy
-
-        if self.options.random_weights:
-            raise InnerloopError(f"{COMPILED} needs a checkpoint directory: compilation is asked for at its loading")
-        device, dtype = str(self.placement.device), _DTYPES[self.placement.precision]
-        policy = LeRobotPolicy(self.options.target, device, dtype, compiled=True)
-        policy.name = COMPILED
-        return policy
+    @contextmanager
+    def references(self) -> Iterator[list[Reference]]:
+        """The implementations to compare with, in the order they were asked for; what they hold is freed at the end."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(KNOWN[name].open(self)) for name in self.options.against]
 
     def _config(self) -> Any:
         options = self.options
@@ -84,6 +91,80 @@ class Bench:
         placement = engine.place(self.options.device, self.options.precision, batch, kernels)
         weights = self.official.weights()
         return engine.assemble(family, config, placement, family.synthetic(config), weights, engine.NO_FILES)
+
+
+Opened = AbstractContextManager[Reference]
+
+
+def _lerobot(made: Bench) -> Opened:
+    return nullcontext(made.official)
+
+
+def _lerobot_compiled(made: Bench) -> Opened:
+    from innerloop.measure.against.lerobot import LeRobotPolicy
+
+    if made.options.random_weights:
+        raise InnerloopError(f"{COMPILED} needs a checkpoint directory: compilation is asked for at its loading")
+    device, dtype = str(made.placement.device), _DTYPES[made.placement.precision]
+    policy = LeRobotPolicy(made.options.target, device, dtype, compiled=True)
+    policy.name = COMPILED
+    return nullcontext(policy)
+
+
+def _openpi(made: Bench) -> Opened:
+    from innerloop.measure.against.openpi import OpenpiPolicy
+
+    return _on_ours(made, OpenpiPolicy)
+
+
+def _transformers(made: Bench) -> Opened:
+    from innerloop.measure.against.transformers import TransformersPolicy
+
+    return _on_ours(made, TransformersPolicy)
+
+
+def _torch_compile(made: Bench) -> Opened:
+    from innerloop.measure.against.torch_compile import CompiledPolicy
+
+    return _on_ours(made, CompiledPolicy)
+
+
+@contextmanager
+def _on_ours(made: Bench, kind: Callable[[LoadedPolicy], Reference]) -> Iterator[Reference]:
+    """One that takes weights and processing from a policy of ours in plain torch."""
+    with closing(made.policy(kernels="reference")) as policy:
+        try:
+            yield kind(policy)
+        finally:
+            torch.compiler.reset()  # what was compiled holds the weights
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """The families that it has, and what opens it for as long as it is measured."""
+
+    families: tuple[str, ...]
+    open: Callable[[Bench], Opened]
+
+
+_PI = ("pi05", "pi0")
+_HIDDEN = ("groot", *(name for name in FAMILIES if name.startswith("starvla-") and name != "starvla-fast"))
+
+KNOWN: Mapping[str, Implementation] = {
+    LEROBOT: Implementation((*_PI, "groot"), _lerobot),
+    COMPILED: Implementation(_PI, _lerobot_compiled),
+    "openpi": Implementation(_PI, _openpi),
+    "transformers": Implementation(_HIDDEN, _transformers),
+    TORCH_COMPILE: Implementation(tuple(FAMILIES), _torch_compile),
+}
+
+
+def _check(name: str, family: str) -> None:
+    if name not in KNOWN:
+        raise InnerloopError(f"nothing named '{name}' to compare with; there are {', '.join(KNOWN)}")
+    if family not in KNOWN[name].families:
+        others = ", ".join(other for other, known in KNOWN.items() if family in known.families)
+        raise InnerloopError(f"{name} has nothing to compare {family} with; use --against {others}")
 
 
 def _kernels(name: str) -> Kernels:

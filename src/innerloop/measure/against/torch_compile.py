@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -11,20 +11,22 @@ from unittest import mock
 import numpy as np
 import torch
 
-from innerloop.blocks import flow_plan
+from innerloop.blocks import dit_head, flow_plan
+from innerloop.blocks.dit import DiT
 from innerloop.contract import InnerloopError, Stage
 from innerloop.contract.stage import Tensors
 from innerloop.engine import LoadedPolicy
-from innerloop.kernels import Kernels, select, skinny
+from innerloop.kernels import Kernels, select
 from innerloop.measure.interpreted import Interpreted
 
 log = logging.getLogger(__name__)
 
 
 class CompiledPolicy:
-    """A policy loaded with kernels="reference": each stage one graph of torch.compile's default mode, run in turn.
+    """A policy loaded with kernels="reference" through torch.compile in its default mode, each stage one graph.
 
-    Compiles at its first decision, which takes minutes at full size. Raises InnerloopError where torch.compile cannot.
+    Where a stage loops, over solver steps or tokens of an answer, the graph is what it repeats: unrolled, the scheduler
+    of torch.compile takes longer than anybody waits. Compiles at the first decision. Raises InnerloopError where it cannot.
     """
 
     name = "torch-compile"
@@ -34,6 +36,10 @@ class CompiledPolicy:
         _check_compiler(device)
         self.policy = policy
         self._made: dict[Stage, Stage] = {}
+        self._repeated = _repeated(policy)
+        if self._repeated is not None:
+            owner, attribute = self._repeated
+            self._body = _Compiled("one turn of the action stage's loop", getattr(owner, attribute))
         self._interpreted = Interpreted(policy, self._compiled)
         stages = [stage.name for stage in next(iter(policy.plans.values())).stages if not stage.prepare]
         log.info(
@@ -44,32 +50,48 @@ class CompiledPolicy:
     def infer(self, observation: Mapping[str, Any], noise: np.ndarray) -> np.ndarray:
         """Normalised actions [chunk, max_action_dim]; the whole call, un-normalisation included."""
         with _traceable():
-            return self._interpreted.infer(observation, noise)
+            if self._repeated is None:
+                return self._interpreted.infer(observation, noise)
+            with mock.patch.object(*self._repeated, self._body):
+                return self._interpreted.infer(observation, noise)
 
     def _compiled(self, stage: Stage) -> Stage:
-        if stage.prepare:  # runs once
+        if stage.prepare or (self._repeated is not None and stage.name == "action"):
             return stage
         if stage not in self._made:
-            self._made[stage] = replace(stage, run=_CompiledStage(stage))
+            run, names = _Compiled(stage.name, stage.run), (*stage.reads, *stage.writes)
+
+            def call(tensors: Tensors) -> None:
+                run({name: tensors[name] for name in names})
+
+            self._made[stage] = replace(stage, run=call)
         return self._made[stage]
 
 
-class _CompiledStage:
-    """Says how long the first call took."""
+class _Compiled:
+    """A function as one graph; says how long its first call took."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage, self._ready = stage, False
-        self._run = torch.compile(stage.run, fullgraph=True, dynamic=False)
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name, self._ready, self._function = name, False, torch.compile(function, fullgraph=True)
 
-    def __call__(self, tensors: Tensors) -> None:
-        given = {name: tensors[name] for name in (*self._stage.reads, *self._stage.writes)}
+    def __call__(self, *arguments: Any) -> Any:
         if self._ready:
-            self._run(given)
-            return
+            return self._function(*arguments)
         started = time.perf_counter()
-        self._run(given)
+        result = self._function(*arguments)
         self._ready = True
-        log.info("%s: %s, %.1f s", CompiledPolicy.name, self._stage.name, time.perf_counter() - started)
+        log.info("%s: %s, %.1f s", CompiledPolicy.name, self._name, time.perf_counter() - started)
+        return result
+
+
+def _repeated(policy: LoadedPolicy) -> tuple[Any, str] | None:
+    """Owner and name of the function that the action stage calls in a loop; None where it does not loop."""
+    model: Any = policy.model
+    if any(isinstance(part, DiT) for part in model.modules()):
+        return dit_head, "step"
+    if hasattr(model, "vocabulary"):
+        return model.backbone.language, "forward"
+    return (model, "denoise") if hasattr(model, "denoise") else None
 
 
 class _Reference:
@@ -94,9 +116,8 @@ def _traceable() -> Iterator[None]:
     Complex words are how flow_plan copies faster in eager torch; torch.compile generates no code for them.
     """
     kernels = mock.patch.object(select, "_selected", _REFERENCE)
-    chain = mock.patch.object(skinny, "chain", nullcontext)  # only kernels of ours heed it
     words = mock.patch.object(flow_plan, "_words", _same)
-    with kernels, chain, words:
+    with kernels, words:
         yield
 
 
