@@ -38,10 +38,10 @@ def cases(family: str, against: tuple[str, ...], ticks: int) -> Iterator[tuple[s
     """File name and options of every record, the usual case first."""
     usual = BenchOptions(family, random_weights=True, ticks=ticks, against=against)
     if family in OTHERS:
-        yield f"{family}.json", replace(usual, **OTHERS[family], ladder=True, control=True)
+        yield f"{family}.json", replace(usual, **OTHERS[family], ladder=True, control=True, profile=True)
         return
     longest = FAMILIES[family].default(2, 10, 10).prompt_capacity
-    yield f"{family}.json", replace(usual, ladder=True, batch=BATCHES, control=True)
+    yield f"{family}.json", replace(usual, ladder=True, batch=BATCHES, control=True, profile=True)
     for tokens in (tokens for tokens in PROMPTS if tokens <= longest):
         for views in (1, 2, 3):
             for chunk in (10, 50):

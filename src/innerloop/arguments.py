@@ -32,6 +32,10 @@ Against = Annotated[
 Ladder = Annotated[
     bool, typer.Option("--ladder", help="official, eager, torch.compile, captured, operators, fused: each rung's ms")
 ]
+Control = Annotated[
+    bool, typer.Option("--control", help="control-time roofline: is the policy or the robot the limit?")
+]
+Profile = Annotated[bool, typer.Option("--profile", help="kernels of each stage by their share, on a GPU")]
 Rename = Annotated[list[str] | None, typer.Option(metavar="ROBOT=CKPT", help="camera rename; repeatable")]
 
 

@@ -16,6 +16,7 @@ from innerloop.arguments import (
     Against,
     Assets,
     CheckpointPath,
+    Control,
     Device,
     EdgeFile,
     Horizon,
@@ -24,6 +25,7 @@ from innerloop.arguments import (
     Ladder,
     MemoryCap,
     Precision,
+    Profile,
     Rename,
     TokenizerPath,
 )
@@ -258,9 +260,8 @@ def bench(
     against: Against = "",
     batch: Annotated[str, typer.Option(help="batch sizes of a batch curve, comma separated")] = "",
     ladder: Ladder = False,
-    control: Annotated[
-        bool, typer.Option("--control", help="control-time roofline: is the policy or the robot the limit?")
-    ] = False,
+    control: Control = False,
+    profile: Profile = False,
     control_hz: Annotated[float, typer.Option(help="control rate")] = 50.0,
     environment_ms: Annotated[float, typer.Option(help="time of one environment step")] = 0.0,
     delay_ms: Annotated[float, typer.Option(help="network delay, both ways")] = 0.0,
@@ -280,7 +281,6 @@ def bench(
 
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logging.getLogger("innerloop").setLevel(logging.INFO)
-
     if url is not None:
         from innerloop.client import RemotePolicy
         from innerloop.measure.served import ServedOptions
@@ -300,7 +300,7 @@ def bench(
         "frames": frames, "encoding": encoding, "device": device, "precision": precision, "kernels": kernels,
         "ticks": ticks, "seed": seed, "against": arguments.listed(against), "batch": tuple(int(b) for b in arguments.listed(batch)),
         "ladder": ladder, "control": control, "control_hz": control_hz, "environment_ms": environment_ms,
-        "delay_ms": delay_ms, "horizon": horizon,
+        "delay_ms": delay_ms, "horizon": horizon, "profile": profile,
     }  # fmt: skip
     command.bench_command(BenchOptions(target, **asked), out, as_json, trace)
 

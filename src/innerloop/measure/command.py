@@ -23,6 +23,7 @@ from innerloop.measure.cost import CostRecorder
 from innerloop.measure.ladder import Contender, Step, climb
 from innerloop.measure.message import Message
 from innerloop.measure.options import BenchOptions, parse_command
+from innerloop.measure.profile import kernels_record
 from innerloop.measure.record import LatencyRecord, Record, ServedRecord
 from innerloop.measure.reproduce import differences, reproduced
 from innerloop.measure.served import Client, ServedOptions, clock_served
@@ -52,10 +53,12 @@ def run_bench(options: BenchOptions, trace: Path | None = None) -> Iterator[Reco
         if trace is not None:
             write_trace(_next_call(subject.infer, workload), trace)
         fields = origin(subject, workload, options.command(), whole.clocks)
+        sizes = {"views": whole.views, "prompt_tokens": whole.prompt_tokens, "chunk": whole.chunk, "steps": whole.steps}
+        if options.profile:
+            yield kernels_record(subject.kernel_events(first(subject, workload)), fields | sizes)
     del policy, subject, others  # their memory is needed below
     if options.control:
         yield control_record(_loop(options, whole), fields)
-    sizes = {"views": whole.views, "prompt_tokens": whole.prompt_tokens, "chunk": whole.chunk, "steps": whole.steps}
     if options.batch:
         yield batch_curve(made.policy, options.batch, workload, options.ticks, fields | sizes)
     if options.ladder:
@@ -101,7 +104,7 @@ def reproduce_command(path: Path, out: Console, target: str | None = None) -> bo
     options = parse_command(then.command)
     if target is not None:
         options = replace(options, target=target)
-    now = next(run_bench(replace(options, batch=(), ladder=False, control=False)))
+    now = next(run_bench(replace(options, batch=(), ladder=False, control=False, profile=False)))
     assert isinstance(now, LatencyRecord)
     rows = differences(then, now)
     out.print(terminal.difference_table(rows))

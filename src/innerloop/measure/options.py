@@ -39,6 +39,7 @@ class BenchOptions:
     batch: tuple[int, ...] = ()
     ladder: bool = False
     control: bool = False
+    profile: bool = False
     control_hz: float = 50.0
     environment_ms: float = 0.0
     delay_ms: float = 0.0
