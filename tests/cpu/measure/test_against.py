@@ -147,7 +147,8 @@ def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
     line = ["-W", "ignore", "-m", "innerloop", "bench", str(TINY), "--device", "cpu", "--against", "torch-compile"]
     words = [sys.executable, *line, "--prompt-tokens", "60"]
-    nowhere = {**os.environ, "PATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    nowhere = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}
+    nowhere["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "cache")
     for name in ("CC", "CXX"):
         nowhere.pop(name, None)
     done = subprocess.run(words, env=nowhere, capture_output=True, text=True, timeout=300)
