@@ -1,5 +1,6 @@
 """Physical Intelligence's own PyTorch pi0 and pi0.5 (github.com/Physical-Intelligence/openpi), where it is installed."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,8 @@ from innerloop.measure.against.lerobot import set_frequencies
 from innerloop.measure.against.weights import share
 from innerloop.measure.interpreted import prepare
 
-FAMILIES = ("pi05", "pi0")
+log = logging.getLogger(__name__)
+
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _REMEDY = (
     "openpi is not on PyPI: clone https://github.com/Physical-Intelligence/openpi, follow 'PyTorch Support' in its README "
@@ -99,6 +101,8 @@ def _build(config: Any, placement: Placement) -> nn.Module:
         max_token_len=config.prompt_capacity,
         pi05=config.family == "pi05",
     )
+    if chosen.pytorch_compile_mode is not None:
+        log.info("openpi: compiles itself (%s) at the first decision: minutes", chosen.pytorch_compile_mode)
     build, before = _require("models_pytorch.pi0_pytorch").PI0Pytorch, torch.get_float32_matmul_precision()
     try:
         with torch.device(placement.device):
