@@ -3,7 +3,7 @@
 A small tower that starts from nothing does not find a ball of six pixels while it learns to act: the policy settles for
 what state and instruction say. Two commands, from the repository's root:
 python -m recipes.demo_policy.sight record --seconds 240      (innerloop[sim]; simulated frames with known positions)
-python -m recipes.demo_policy.sight train --seconds 900       (LeRobot 0.6.1; a CPU is enough)
+python -m recipes.demo_policy.sight train --seconds 900       (LeRobot 0.6.1; 45 seconds on a GPU)
 """
 
 import argparse
@@ -97,22 +97,22 @@ class Reader(torch.nn.Module):
         return loss, (logits.argmax(-1) == there).float().mean(0)
 
 
-def train(seconds: float, batch: int, rate: float) -> None:
+def train(seconds: float, batch: int, rate: float, device: str) -> None:
     """Trains the tower and writes it beside its frames."""
     from safetensors.torch import save_file
 
     from recipes.demo_policy import data, model
 
     torch.manual_seed(0)
-    frames, points = _load()
+    frames, points = (each.to(device) for each in _load())
     policy = model.build(model.configuration())
     tower = model.tower(policy)
-    reader = Reader(tower, model.ARCHITECTURE["vision"]["hidden_size"]).train()
+    reader = Reader(tower, model.ARCHITECTURE["vision"]["hidden_size"]).to(device).train()
     optimizer = torch.optim.AdamW(reader.parameters(), lr=rate, weight_decay=0.05, betas=(0.9, 0.95))
     held, start, step = len(frames) // 50, time.monotonic(), 0
     while (elapsed := time.monotonic() - start) < seconds:
         optimizer.param_groups[0]["lr"] = rate * min(1, (step + 1) / 100) * (1.01 - elapsed / seconds)
-        rows = torch.randint(held, len(frames), (batch,))
+        rows = torch.randint(held, len(frames), (batch,), device=device)
         images = data.augmented(frames[rows, None])[:, 0] * 2 - 1
         loss, _ = reader.loss(images, points[rows])
         optimizer.zero_grad(set_to_none=True)
@@ -120,7 +120,7 @@ def train(seconds: float, batch: int, rate: float) -> None:
         torch.nn.utils.clip_grad_norm_(reader.parameters(), 1.0)
         optimizer.step()
         step += 1
-        if step % 50 == 0:
+        if step % 100 == 0:
             with torch.no_grad():
                 test, found = reader.loss(frames[:held].float() / 127.5 - 1, points[:held])
             shares = ", ".join(f"{share:.0%}" for share in found.tolist())
@@ -165,10 +165,11 @@ def main() -> None:
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--picture", type=Path, default=Path("sight.png"))
     options = parser.parse_args()
     if options.what == "train":
-        train(options.seconds, options.batch, options.rate)
+        train(options.seconds, options.batch, options.rate, options.device)
     elif options.what == "show":
         show(options.picture)
     else:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recipes.demo_policy import data, model
 
-_VARIANTS = 32  # of every sample's prompt, each with other noise on its state
+_VARIANTS = 16  # of every sample's prompt, each with other noise on its state
 
 
 Statistics = dict[str, dict[str, Tensor]]
