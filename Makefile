@@ -39,7 +39,7 @@ $(VENV)/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the PATH: install one, or name it with make PYTHON=..."; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
+	$(VENV)/bin/python -m pip install --quiet --editable '.[dev,sim]'
 	$(VENV)/bin/python -m pip install --quiet --no-deps openpi-client  # its pin of numpy below 2 is not needed
 	touch $@
 

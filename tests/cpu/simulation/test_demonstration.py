@@ -9,10 +9,10 @@ from PIL import Image
 from rich.console import Console
 from toys import Seen
 
+from innerloop import demo as demonstration
 from innerloop.measure import record
 from innerloop.simulation import display, episode, evaluate
 from innerloop.simulation.display import DisplayError
-from recipes.demo_policy import demonstration
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
