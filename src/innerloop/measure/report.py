@@ -23,6 +23,7 @@ from innerloop.measure.record import (
 from innerloop.measure.svg import number
 
 BEGIN, END = "<!-- records: begin -->", "<!-- records: end -->"
+USUAL_FRAMES = "224x224 raw"  # what a title need not say
 R = TypeVar("R", bound=Record)
 
 
@@ -70,7 +71,7 @@ def latency_table(records: Sequence[LatencyRecord]) -> str:
     names = list(dict.fromkeys(name for record in records for name in record.against))
     head = ["policy", "device", "precision", "kernels", "cameras", "prompt", "chunk", "steps", "batch"]
     head += ["p50 ms", "p95", "p99", "max", "launches", "host", "GB"]
-    head += [cell for name in names for cell in (f"{name} ms", "times", "cosine")]
+    head += [cell for name in names for cell in (f"{name} ms", "times", "worst cosine", "max abs")]
     rows = []
     for r in records:
         row = [
@@ -241,18 +242,18 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _against(record: LatencyRecord, name: str) -> list[str]:
     if name not in record.against:
-        return ["", "", ""]
-    ms = record.against[name]
-    cosine = record.agreement.get(name, {}).get("cosine")
-    return [f"{ms:.1f}", f"{ms / record.p50_ms:.1f}x", "" if cosine is None else f"{cosine:.6f}"]
+        return [""] * 4
+    ms, found = record.against[name], record.agreement.get(name)
+    alike = [f"{found['cosine']:.6f}", f"{found['max_abs']:.1e}"] if found else ["", ""]
+    return [f"{ms:.1f}", f"{ms / record.p50_ms:.1f}x", *alike]
 
 
 def _title(record: Record) -> str:
     if isinstance(record, LatencyRecord):
         size = f" x{record.batch}" if record.batch > 1 else ""
-        return (
-            f"{record.policy} {record.precision}, {record.views} cam, {record.prompt_tokens} tok, {record.chunk}{size}"
-        )
+        frames = "" if record.frames == USUAL_FRAMES else f" of {record.frames}"
+        sizes = f"{record.views} cam{frames}, {record.prompt_tokens} tok, {record.chunk}{size}"
+        return f"{record.policy} {record.precision}, {sizes}"
     if isinstance(record, LadderRecord | BatchRecord | KernelsRecord):
         return f"{record.policy} {record.precision}, {record.views} cam, {record.prompt_tokens} tok, {record.chunk}"
     if isinstance(record, PolicyRecord | ServedRecord):
