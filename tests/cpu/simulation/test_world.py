@@ -9,6 +9,7 @@ import pytest
 from innerloop.contract import InnerloopError
 from innerloop.simulation import display
 from innerloop.simulation.world import CAMERAS, SIZE, TASKS, World
+from recipes.demo_policy import sight
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +67,13 @@ def test_holding_still_moves_nothing_and_keeps_the_grip(world: World) -> None:
 def test_a_task_that_is_not_there_is_named() -> None:
     with pytest.raises(InnerloopError, match="no task 'fly-v3'; choose of reach-v3"):
         World("fly-v3")
+
+
+def test_the_ball_is_drawn_where_the_goal_is_before_anything_moves(world: World) -> None:
+    for seed in (0, 1, 2):
+        world.reset(seed)
+        image = world.observe()["images"]["front"].astype(int)
+        red = (image[..., 0] > 200) & (image[..., 1] < 60) & (image[..., 2] < 60)
+        rows, columns = np.nonzero(red & (np.arange(SIZE)[:, None] > SIZE // 2))  # below the gripper's red tips
+        expected = sight.positions(world)[0, -1]
+        assert np.abs(expected - (columns.mean(), rows.mean())).max() < 2  # pixels
