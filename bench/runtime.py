@@ -24,7 +24,7 @@ from innerloop.kernels import use_kernels
 from innerloop.measure import provenance, report
 from innerloop.measure.bench import origin
 from innerloop.measure.clock import Prepared
-from innerloop.measure.distribution import Distribution, affordable, settle
+from innerloop.measure.distribution import Distribution, within
 from innerloop.measure.message import Message
 from innerloop.measure.record import CapsulesRecord, Record, RefreshRecord, RefreshRow
 from innerloop.measure.subject import PolicySubject, make_workload
@@ -168,7 +168,7 @@ def _row(changed: list[str], ask: Asked, ticks: int) -> RefreshRow:
     def call() -> float:
         return ask(next(turns)).timing["run"]
 
-    times = Distribution.of(settle(call, affordable(call, ticks)).samples)
+    times = Distribution.of(within(call, ticks).samples)
     return RefreshRow(changed=changed, refreshed=stages, p50_ms=times.p50, p99_ms=times.p99)
 
 

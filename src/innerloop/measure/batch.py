@@ -7,7 +7,7 @@ from typing import Any
 
 from innerloop.engine import LoadedPolicy
 from innerloop.measure.clock import DEVICE_STAGES, Prepared, Workload, seventh
-from innerloop.measure.distribution import Distribution, affordable, settle
+from innerloop.measure.distribution import Distribution, within
 from innerloop.measure.record import BatchRecord, BatchRow
 from innerloop.measure.subject import PolicySubject
 
@@ -53,7 +53,7 @@ def _row(subject: PolicySubject, workload: Workload, ticks: int) -> BatchRow:
             subject.policy.processor.finish(actions, row.context)
         return (time.perf_counter_ns() - start) / 1e6
 
-    times = Distribution.of(settle(call, affordable(call, ticks)).samples)
+    times = Distribution.of(within(call, ticks).samples)
     stages: dict[str, list[float]] = {name: [] for name in DEVICE_STAGES}
     for _ in range(min(ticks, PROFILED)):
         for name, ms in _device_stages(subject, prepare()).items():

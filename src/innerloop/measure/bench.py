@@ -24,7 +24,7 @@ from innerloop.measure.clock import (
     seventh,
 )
 from innerloop.measure.cost import Cost
-from innerloop.measure.distribution import Distribution, Settled, affordable, settle
+from innerloop.measure.distribution import Distribution, Settled, within
 from innerloop.measure.record import LatencyRecord
 from innerloop.measure.roofline import Roof, cache_bytes, device_roof, host_roof, transfer_roof
 from innerloop.runtime.windows import Value
@@ -158,7 +158,7 @@ def time_reference(other: Reference, workload: Workload) -> float:
         other.infer(workload.observations[place], workload.noises[place % len(workload.noises)])
         return (time.perf_counter_ns() - start) / 1e6
 
-    return Distribution.of(settle(call, affordable(call, AGAINST_TICKS)).samples).p50
+    return Distribution.of(within(call, AGAINST_TICKS).samples).p50
 
 
 def origin(subject: Subject, workload: Workload, command: str, clocks: dict[str, float]) -> dict[str, Any]:

@@ -61,6 +61,18 @@ def settle(decide: Callable[[], float], ticks: int) -> Settled:
     return Settled(samples, warmup, stable and not _drifted(samples))
 
 
+def within(decide: Callable[[], float], ticks: int, seconds: float = PATIENCE) -> Settled:
+    """`settle` where `ticks` decisions fit into some seconds; else as many as do, after a short warm-up, once.
+
+    For other implementations, slow rungs and large batches, whose figures nobody quotes to the percent.
+    """
+    count = affordable(decide, ticks, seconds)
+    if count == ticks:
+        return settle(decide, ticks)
+    warmup, stable = _warm(decide, FEWEST // 4, AGREEING_WINDOWS + 1)
+    return Settled([decide() for _ in range(count)], warmup, stable)
+
+
 def affordable(decide: Callable[[], float], ticks: int, seconds: float = PATIENCE) -> int:
     """As many of `ticks` decisions as fit into some seconds, at least twenty: for sides that take long to decide."""
     decide()
@@ -68,9 +80,9 @@ def affordable(decide: Callable[[], float], ticks: int, seconds: float = PATIENC
     return max(min(ticks, FEWEST), min(ticks, int(1e3 * seconds / one)))
 
 
-def _warm(decide: Callable[[], float], window: int) -> tuple[int, bool]:
+def _warm(decide: Callable[[], float], window: int, limit: int = WARMUP_LIMIT) -> tuple[int, bool]:
     medians: list[float] = []
-    while len(medians) < WARMUP_LIMIT:
+    while len(medians) < limit:
         medians.append(float(np.median([decide() for _ in range(window)])))
         if len(medians) >= AGREEING_WINDOWS and _agree(medians[-AGREEING_WINDOWS:]):
             return window * len(medians), True

@@ -12,7 +12,7 @@ import numpy as np
 from innerloop.measure.agreement import BY_PRECISION, LOOSEST, Agreement, Decide, compare, require
 from innerloop.measure.bench import COMPARED
 from innerloop.measure.clock import Workload
-from innerloop.measure.distribution import Distribution, affordable, settle
+from innerloop.measure.distribution import Distribution, within
 from innerloop.measure.record import LadderRecord, Rung
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def _measure(step: Step, workload: Workload, ticks: int) -> _Measured:
             contender.decide(*pair)
             return (time.perf_counter_ns() - start) / 1e6
 
-        times = Distribution.of(settle(call, affordable(call, ticks)).samples)
+        times = Distribution.of(within(call, ticks).samples)
         return _Measured(step.name, times, contender.launches(), chunks)
 
 

@@ -15,22 +15,21 @@ COUNTED = 3  # decisions in a count
 Event = dict[str, Any]
 
 
-def write_trace(run: Callable[[], object], path: Path, decisions: int = COUNTED) -> None:
-    """Profile some decisions into a Chrome / Perfetto trace file. Run warm."""
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, acc_events=True) as profiler:  # without it the profiler warns
+def write_trace(run: Callable[[], object], path: Path, decisions: int = COUNTED, host: bool = True) -> None:
+    """Profile some decisions into a Chrome / Perfetto trace file. Run warm. host: its events too, many where eager."""
+    on_gpu = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU] * (host or not on_gpu) + [ProfilerActivity.CUDA] * on_gpu
+    with profile(activities=activities, acc_events=True) as profiler:  # without acc_events the profiler warns
         for _ in range(decisions):
             run()
-        if torch.cuda.is_available():
+        if on_gpu:
             torch.cuda.synchronize()
     profiler.export_chrome_trace(str(path))
 
 
 def count_launches(run: Callable[[], object]) -> int:
     """Kernels one decision launches on the GPU, those inside CUDA graphs included; copies are not kernels."""
-    return round(len(kernels(_events(run))) / COUNTED)
+    return len(kernels(_events(run, 1, host=False)))
 
 
 def profile_graphs(run: Callable[[], object], graphs: Sequence[str]) -> dict[str, list[list[Event]]]:
@@ -72,9 +71,9 @@ def events_by_graph(events: Sequence[Event], graphs: Sequence[str]) -> dict[str,
     return found
 
 
-def _events(run: Callable[[], object]) -> list[Event]:
+def _events(run: Callable[[], object], decisions: int = COUNTED, host: bool = True) -> list[Event]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
-        write_trace(run, path)
+        write_trace(run, path, decisions, host)
         events: list[Event] = json.loads(path.read_text())["traceEvents"]
     return events

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from innerloop.measure.distribution import WARMUP_LIMIT, Distribution, affordable, settle
+from innerloop.measure.distribution import FEWEST, WARMUP_LIMIT, Distribution, affordable, settle, within
 
 
 def simulated(slow: float, count: int, then: float = 10.0):
@@ -57,3 +57,16 @@ def test_a_slow_side_is_asked_less_often_but_never_less_than_twenty_times() -> N
     assert affordable(lambda: 100.0, 1000, seconds=10) == 100
     assert affordable(lambda: 5000.0, 1000, seconds=10) == 20
     assert affordable(lambda: 5000.0, 5, seconds=10) == 5
+
+
+def test_a_slow_side_is_warmed_up_shortly_and_measured_once() -> None:
+    runs = itertools.count()
+
+    def decide() -> float:
+        return 330.0 * (1 + 0.05 * (next(runs) % 7))  # never settles
+
+    found = within(decide, 1000)
+    assert (len(found.samples), found.stable) == (FEWEST, False)
+    assert next(runs) < 3 * FEWEST
+    quick = within(simulated(1.0, 0), 100)
+    assert (len(quick.samples), quick.stable) == (100, True)
