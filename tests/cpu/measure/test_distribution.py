@@ -66,7 +66,8 @@ def test_a_slow_side_is_warmed_up_shortly_and_measured_once() -> None:
         return 330.0 * (1 + 0.05 * (next(runs) % 7))  # never settles
 
     found = within(decide, 1000)
-    assert (len(found.samples), found.stable) == (FEWEST, False)
+    assert FEWEST <= len(found.samples) <= 30
+    assert not found.stable
     assert next(runs) < 3 * FEWEST
     quick = within(simulated(1.0, 0), 100)
     assert (len(quick.samples), quick.stable) == (100, True)
