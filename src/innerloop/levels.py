@@ -97,7 +97,7 @@ class Level:
 
     def _text_inputs(self, inputs: dict[str, Value]) -> dict[str, torch.Tensor]:
         s, device = self.model.language.sizes, self.placement.device
-        b = {k: torch.as_tensor(inputs[k], device=device)[None] for k in ("tokens", "positions", "visual_rows")}
+        b = {k: torch.tensor(inputs[k], device=device)[None] for k in ("tokens", "positions", "visual_rows")}
         cos, sin = rotary(b["positions"], s)
         rows = torch.zeros_like(b["tokens"])  # of a table with the one row of zeros
         visual = torch.zeros(1, 1, s.width, dtype=self.placement.dtype, device=device)
@@ -204,7 +204,7 @@ def _allocate(buffers: Sequence[Buffer], device: torch.device) -> dict[str, torc
 
 def _write(window: torch.Tensor, value: Value) -> None:
     if isinstance(value, np.ndarray):
-        window.copy_(torch.as_tensor(value))
+        window.copy_(torch.tensor(value))
         return
     for row, flat in zip(window, value, strict=True):
-        row[: flat.size].copy_(torch.as_tensor(flat))
+        row[: flat.size].copy_(torch.tensor(flat))

@@ -94,6 +94,7 @@ def test_patches_of_the_published_rules(size):
     assert seen["image_grid_thw"].tolist() == [[1, *grid]]
     theirs = seen["pixel_values"].view(-1, 3, 2, 256)
     np.testing.assert_array_equal(
-        np.rint((theirs[:, :, 0].numpy() + 1) * 127.5).astype(np.uint8).reshape(pixels.shape), pixels
+        np.rint((theirs[:, :, 0].numpy() + 1) * 127.5).astype(np.uint8),
+        pixels.reshape(-1, 256, 3).transpose(0, 2, 1),
     )
     torch.testing.assert_close(theirs[:, :, 0], theirs[:, :, 1], atol=0, rtol=0)

@@ -34,7 +34,7 @@ class Qwen3VisionSizes(VisionSizes):
 
     @property
     def patch_bytes(self) -> int:
-        """Bytes of one patch as the host sends it: channel, row, column."""
+        """Bytes of one patch as the host sends it: row, column, channel."""
         return 3 * self.patch_size**2
 
 
@@ -136,7 +136,8 @@ class Qwen3Vision(nn.Module):
         """pixels uint8 [I, P, 3 p^2] -> tokens [I, P / merge^2, out] and as many for each DeepStack layer."""
         s, (images, patches, _) = self.sizes, pixels.shape
         scaled = (pixels.float() / 127.5 - 1.0).to(self.patch_weight.dtype)  # Qwen3-VL: mean and deviation 0.5
-        framed = scaled.view(images, patches, 3, 1, -1).expand(-1, -1, -1, s.temporal, -1)
+        planes = scaled.view(images, patches, -1, 3).transpose(2, 3)  # the weight's order: channel, frame, row, column
+        framed = planes[:, :, :, None].expand(-1, -1, -1, s.temporal, -1)
         embedded = linear.linear(framed.reshape(images, patches, -1), self.patch_weight, self.patch_bias)
         layers, features = list(self.layers), []
         x = embedded + grid.position

@@ -1,9 +1,7 @@
 """GR00T's camera frames and instruction as one turn of a chat with Qwen3-VL."""
 
-import functools
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +12,11 @@ from innerloop.process.cameras import Cameras
 from innerloop.process.crop import Framing
 from innerloop.process.image import ImageSpec, to_frame
 from innerloop.process.pipeline import Context, Draft
-from innerloop.process.qwen3vl import Encoder
+from innerloop.process.qwen3vl import Cut, Encoder
+from innerloop.process.threads import side_by_side
 
 DEFAULT_TASK = "Perform the task."  # LeRobot 0.6.1 groot/utils.py, where there is no instruction
+ALONE = 1 << 18  # bytes; a frame of so many is ready about as soon as another thread has woken up
 _PUNCTUATION = re.compile(r"[^\w\s]")
 
 
@@ -54,10 +54,12 @@ class ChatStep:
         ]
         # One frame may stand for several time steps.
         unique = {id(frame): frame for view in given for frame in view}
-        framed = dict(zip(unique, _pool().map(self.framing.apply, unique.values()), strict=True))
+        frames = list(unique.values())
+        spread = side_by_side if max(frame.size for frame in frames) > ALONE else map
+        cut = dict(zip(unique, spread(self._cut, frames), strict=True))
         text = draft.prompt or DEFAULT_TASK
         text = _PUNCTUATION.sub("", text.lower()) if self.formal else text
-        encoded = self.encoder.encode([framed[id(view[step])] for step in range(self.frames) for view in given], text)
+        encoded = self.encoder.join([cut[id(view[step])] for step in range(self.frames) for view in given], text)
         draft.inputs |= encoded.inputs
         draft.tokens, draft.text = encoded.tokens, text
 
@@ -69,6 +71,9 @@ class ChatStep:
         """Nothing: no chunk is continued."""
         return actions
 
+    def _cut(self, frame: np.ndarray) -> Cut:
+        return self.encoder.cut(self.framing.apply(frame))
+
     def _steps(self, name: str, image: object) -> list[np.ndarray]:
         """Checked frames, one a time step; a single one stands for all of them."""
         if not isinstance(image, np.ndarray) or image.ndim != 4:
@@ -78,9 +83,3 @@ class ChatStep:
                 f"camera '{name}': {len(image)} time steps were given; the checkpoint takes {self.frames}"
             )
         return [to_frame(name, one, self.spec) for one in image]
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    """Resizing is what this room spends its time on, and releases the interpreter."""
-    return ThreadPoolExecutor(4, thread_name_prefix="frames")

@@ -5,38 +5,22 @@ simplejpeg and Pillow both decode by libjpeg-turbo, to the same bits; the former
 
 import functools
 import io
-import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from PIL import Image
 
 from innerloop.contract import ObservationError
 from innerloop.process.image import FRAME_BYTES, MAX_HEIGHT, MAX_WIDTH
+from innerloop.process.threads import side_by_side
 
 Body = bytes | memoryview
-THREADS = 3  # beside the caller's own: robots have up to four cameras
 
 
 def decode(bodies: Mapping[str, Body]) -> dict[str, np.ndarray]:
-    """{camera: JPEG} -> {camera: uint8 [height, width, 3] RGB}. Raises ObservationError that names the camera.
-
-    The caller decodes too: the first one, and then what no thread has begun, as on a machine whose cores are busy.
-    """
+    """{camera: JPEG} -> {camera: uint8 [height, width, 3] RGB}. Raises ObservationError that names the camera."""
     names = list(bodies)
-    asked = {name: _threads().submit(_decode, name, bodies[name]) for name in names[1:]}
-    frames = {}
-    try:
-        for name in (*names[:1], *reversed(names[1:])):
-            if name not in asked or asked[name].cancel():
-                frames[name] = _decode(name, bodies[name])
-    finally:
-        begun = {name: other for name, other in asked.items() if not other.cancel()}
-        for other in begun.values():
-            other.exception()  # nothing is read from the bodies any more once this returns
-    frames |= {name: other.result() for name, other in begun.items()}
-    return {name: frames[name] for name in names}
+    return dict(zip(names, side_by_side(lambda name: _decode(name, bodies[name]), names), strict=True))
 
 
 def _decode(name: str, body: Body) -> np.ndarray:
@@ -80,11 +64,3 @@ def _check_size(name: str, height: int, width: int) -> None:
             f"camera '{name}': {height}x{width} (height x width) is larger than {MAX_HEIGHT}x{MAX_WIDTH}; "
             "resize it before it is encoded"
         )
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, "innerloop jpeg")
-
-
-os.register_at_fork(after_in_child=_threads.cache_clear)  # threads stay behind in the parent

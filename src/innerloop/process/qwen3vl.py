@@ -3,7 +3,7 @@
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -17,6 +17,7 @@ from innerloop.contract import CheckpointError, ObservationError
 from innerloop.weights.source import read_object
 
 MAX_ASPECT = 200  # transformers qwen2_vl smart_resize
+MORE_TOKENS = "the prompt holds more image tokens than there are images; take them out of the text"
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,18 @@ class ImageRules:
         return tall // self.patch, wide // self.patch
 
     def patches(self, image: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-        """uint8 [H, W, 3] -> uint8 [patches, 3 * patch^2] in merge order (channel, row, column), and the grid."""
+        """uint8 [H, W, 3] -> uint8 [patches, 3 * patch^2] in merge order (row, column, channel), and the grid.
+
+        A row of a patch lies together in the image and stays so; the tower's own order is made on the device.
+        """
         tall, wide = self.fitted(*image.shape[:2])
         if image.shape[:2] != (tall, wide):
             image = resize(image, tall, wide)
-        rows, columns = tall // self.patch, wide // self.patch
-        blocks = image.reshape(
-            rows // self.merge, self.merge, self.patch, columns // self.merge, self.merge, self.patch, 3
-        )
-        ordered = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, -1)
-        return np.ascontiguousarray(ordered), (rows, columns)
+        rows, columns, merge = tall // self.patch, wide // self.patch, self.merge
+        strips = np.ascontiguousarray(image).reshape(tall, -1).view(f"V{3 * self.patch}")
+        blocks = strips.reshape(rows // merge, merge, self.patch, columns // merge, merge)
+        ordered = np.ascontiguousarray(blocks.transpose(0, 3, 1, 4, 2)).reshape(rows * columns, -1)
+        return ordered.view(np.uint8), (rows, columns)
 
 
 class Patches(Protocol):
@@ -97,12 +100,13 @@ def image_rules(places: Iterable[Path | None], vision: Patches) -> ImageRules:
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """uint8 [H, W, 3] -> [height, width, 3], bicubic and antialiased: the bytes of transformers' fast image processor.
 
-    Pillow's differ by one in some pixels, for its coefficients are finer.
+    Pillow's differ by one in some pixels, for its coefficients are finer. The batch axis is made before the others move:
+    only so does torch see channels last, and neither split them nor join them again.
     """
-    planes = torch.from_numpy(np.array(image, order="C")).permute(2, 0, 1)[None]
+    planes = torch.from_numpy(np.array(image, order="C"))[None].permute(0, 3, 1, 2)
     resized = F.interpolate(planes, (height, width), mode="bicubic", antialias=True)
-    out: np.ndarray = resized[0].permute(1, 2, 0).contiguous().numpy()
-    return out
+    out: np.ndarray = resized.permute(0, 2, 3, 1)[0].numpy()
+    return np.ascontiguousarray(out)
 
 
 @dataclass(frozen=True)
@@ -173,11 +177,19 @@ class ChatTokenizer:
 
         Qwen3-VL's chat template without a system message.
         """
+        return [*self.before(counts), *self.after(text, answer)]
+
+    def before(self, counts: Sequence[int]) -> list[int]:
+        """The turn up to its text."""
         ids = list(self.ids("<|im_start|>user\n"))
         for count in counts:
             ids += [self.special.start, *[self.special.pad] * count, self.special.end]
+        return ids
+
+    def after(self, text: str, answer: bool) -> tuple[int, ...]:
+        """The turn from its text on."""
         opening = "<|im_start|>assistant\n" if answer else ""
-        return ids + list(self.ids(f"{text}<|im_end|>\n{opening}"))
+        return self.ids(f"{text}<|im_end|>\n{opening}")
 
 
 def positions(ids: Sequence[int], pad: int, grids: Sequence[tuple[int, int]], merge: int) -> np.ndarray:
@@ -190,9 +202,7 @@ def positions(ids: Sequence[int], pad: int, grids: Sequence[tuple[int, int]], me
     places = iter(np.flatnonzero(np.asarray(ids) == pad).tolist())
     for start in places:
         if not remaining:
-            raise ObservationError(
-                "the prompt holds more image tokens than there are images; take them out of the text"
-            )
+            raise ObservationError(MORE_TOKENS)
         rows, columns = (side // merge for side in remaining.pop(0))
         count = rows * columns
         out[:, at:start] = np.arange(position, position + start - at)
@@ -218,49 +228,95 @@ def visual_rows(ids: Sequence[int], pad: int, grids: Sequence[tuple[int, int]], 
     return out
 
 
+Grids = tuple[tuple[int, int], ...]
+Cut = tuple[np.ndarray, tuple[int, int]]  # patches of an image, and its grid
+Derived = Callable[[np.ndarray], Mapping[str, np.ndarray]]
+
+_NO_PIXELS = np.zeros(1, np.uint8)
+
+
 @dataclass(frozen=True)
 class Encoded:
-    """inputs: numpy arrays named like the buffers of blocks.qwen3_vl; tokens: of the whole sequence."""
+    """inputs: numpy arrays named like the buffers of blocks.qwen3_vl; tokens: of the whole sequence.
+
+    All but `pixels` are made once for a text and the sizes of its images, and are read-only.
+    """
 
     inputs: dict[str, Any]
     tokens: int
 
 
 class Encoder:
-    """Images and a text -> the inputs of a Qwen3-VL plan. `answer`: the sequence ends with the opening of an answer."""
+    """Images and a text -> the inputs of a Qwen3-VL plan. `answer`: the sequence ends with the opening of an answer.
 
-    def __init__(self, tokenizer: ChatTokenizer, rules: ImageRules, slots: Slots, answer: bool = True) -> None:
+    derived: further inputs that follow from a turn's ids [T] alone.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        rules: ImageRules,
+        slots: Slots,
+        answer: bool = True,
+        derived: Derived = lambda ids: {},
+    ) -> None:
         self.tokenizer, self.rules, self.slots, self.answer = tokenizer, rules, slots, answer
+        self._derived = derived
+        self._pictured = functools.lru_cache(maxsize=64)(self._pictures)
+        self._told = functools.lru_cache(maxsize=256)(self._turn)
 
     def encode(self, images: Sequence[np.ndarray], text: str) -> Encoded:
         """images uint8 [H, W, 3] each. Raises ObservationError for what does not fit the slots."""
-        merge, slots, pad = self.rules.merge, self.slots, self.tokenizer.special.pad
-        if len(images) > slots.images:
-            raise ObservationError(f"{len(images)} images were given, there is room for {slots.images}")
-        cut = [self.rules.patches(image) for image in images]
-        grids = [grid for _, grid in cut]
-        for image, (rows, columns) in zip(images, grids, strict=True):
-            if rows * columns > slots.patches:
-                raise ObservationError(
-                    f"an image of {image.shape[0]}x{image.shape[1]} becomes {rows}x{columns} patches, there is room for "
-                    f"{slots.patches}; send a smaller one"
-                )
-        ids = self.tokenizer.turn([h * w // merge**2 for h, w in grids], text, self.answer)
-        if len(ids) > slots.tokens:
-            raise ObservationError(f"images and prompt take {len(ids)} tokens, there is room for {slots.tokens}")
-        empty = slots.images - len(images)
+        return self.join([self.cut(image) for image in images], text)
+
+    def cut(self, image: np.ndarray) -> Cut:
+        """One image uint8 [H, W, 3] as patches. Raises ObservationError where they are too many."""
+        pixels, (rows, columns) = self.rules.patches(image)
+        if rows * columns > self.slots.patches:
+            raise ObservationError(
+                f"an image of {image.shape[0]}x{image.shape[1]} becomes {rows}x{columns} patches, there is room for "
+                f"{self.slots.patches}; send a smaller one"
+            )
+        return pixels, (rows, columns)
+
+    def join(self, cut: Sequence[Cut], text: str) -> Encoded:
+        """The turn of images that are cut, and a text. Raises ObservationError for what does not fit the slots."""
+        empty = self.slots.images - len(cut)
+        if empty < 0:
+            raise ObservationError(f"{len(cut)} images were given, there is room for {self.slots.images}")
+        told = self._told(tuple(grid for _, grid in cut), text)
+        pixels = tuple(pixels.reshape(-1) for pixels, _ in cut) + (_NO_PIXELS,) * empty
+        return Encoded({"pixels": pixels, **told.inputs}, told.tokens)
+
+    def _turn(self, grids: Grids, text: str) -> Encoded:
+        """What follows from the text and the sizes of the images."""
+        slots, (before, places, rows) = self.slots, self._pictured(grids)
+        after = self.tokenizer.after(text, self.answer)
+        if self.tokenizer.special.pad in after:
+            raise ObservationError(MORE_TOKENS)
+        count, length = len(before), len(before) + len(after)
+        if length > slots.tokens:
+            raise ObservationError(f"images and prompt take {length} tokens, there is room for {slots.tokens}")
+        tokens, positions = np.zeros(slots.tokens, np.int32), np.zeros((3, slots.tokens), np.int32)
+        tokens[:count], tokens[count:length], positions[:, :count] = before, after, places
+        first = places[0, -1] + 1  # what precedes the text is a mark
+        positions[:, count:length] = np.arange(first, first + len(after))
         inputs = {
-            "pixels": tuple(pixels.reshape(-1) for pixels, _ in cut) + (np.zeros(1, np.uint8),) * empty,
-            "grids": np.array([*grids, *[(0, 0)] * empty], np.int32).reshape(slots.images, 2),
-            "tokens": _padded(np.asarray(ids, np.int32), slots.tokens, 0),
-            "positions": _padded(positions(ids, pad, grids, merge), slots.tokens, 0),
-            "visual_rows": _padded(visual_rows(ids, pad, grids, slots, merge), slots.tokens, -1),
-            "prompt_length": np.array([len(ids)], np.int32),
+            "grids": np.array([*grids, *[(0, 0)] * (slots.images - len(grids))], np.int32).reshape(slots.images, 2),
+            "tokens": tokens,
+            "positions": positions,
+            "visual_rows": rows,
+            "prompt_length": np.array([length], np.int32),
+            **self._derived(tokens[:length]),
         }
-        return Encoded(inputs, len(ids))
+        for array in inputs.values():
+            array.setflags(write=False)
+        return Encoded(inputs, length)
 
-
-def _padded(values: np.ndarray, size: int, filler: int) -> np.ndarray:
-    out = np.full((*values.shape[:-1], size), filler, np.int32)
-    out[..., : values.shape[-1]] = values
-    return out
+    def _pictures(self, grids: Grids) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """Ids of the turn up to its text, their positions, and the visual rows of the whole room."""
+        merge, pad = self.rules.merge, self.tokenizer.special.pad
+        ids = self.tokenizer.before([h * w // merge**2 for h, w in grids])
+        rows = np.full(max(self.slots.tokens, len(ids)), -1, np.int32)
+        rows[: len(ids)] = visual_rows(ids, pad, grids, self.slots, merge)
+        return ids, positions(ids, pad, grids, merge), rows

@@ -40,7 +40,7 @@ def test_tokens_and_patches_are_the_processors(turn: tuple[int, qwen.Turn, Level
     counts = [len(pixels) // level.rules.merge**2 for pixels, _ in cut]
     assert level.tokenizer.turn(counts, wanted.text) == GOLDEN[f"{index}.ids"].tolist()
     if cut:
-        frames = np.concatenate([pixels for pixels, _ in cut]).reshape(-1, 3, 1, 16)
+        frames = np.concatenate([pixels for pixels, _ in cut]).reshape(-1, 1, 16, 3).transpose(0, 3, 1, 2)
         np.testing.assert_array_equal(frames.repeat(2, axis=2).reshape(-1, 96)[::EVERY], GOLDEN[f"{index}.pixels"])
 
 

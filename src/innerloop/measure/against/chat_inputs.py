@@ -13,9 +13,9 @@ def chat_inputs(inputs: Mapping[str, Any], temporal: int) -> dict[str, torch.Ten
     temporal: frames of a patch, in each of which an image is repeated.
     """
     length, grids = int(inputs["prompt_length"][0]), inputs["grids"]
-    tokens = torch.from_numpy(inputs["tokens"][:length]).long()[None]
-    patches = [p.reshape(h * w, 3, 1, -1) for p, (h, w) in zip(inputs["pixels"], grids, strict=True) if h]
-    pixels = torch.from_numpy(np.concatenate(patches)).float() / 127.5 - 1.0
+    tokens = torch.tensor(inputs["tokens"][:length], dtype=torch.int64)[None]
+    patches = [p.reshape(h * w, -1, 3) for p, (h, w) in zip(inputs["pixels"], grids, strict=True) if h]
+    pixels = torch.from_numpy(np.concatenate(patches)).transpose(1, 2)[:, :, None].float() / 127.5 - 1.0
     return {
         "input_ids": tokens,
         "attention_mask": torch.ones_like(tokens),
