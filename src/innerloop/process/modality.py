@@ -1,5 +1,6 @@
 """State and actions as groups of named dimensions, each scaled by statistics of its own (GR00T's modality keys)."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -32,9 +33,26 @@ class Group:
     relative: Relative = ""
     reference: int = 0
 
+    @functools.cached_property
+    def _still(self) -> np.ndarray | None:
+        """Dimensions that never moved, None where all did (Isaac-GR00T data/utils.py)."""
+        still = self.second == 0 if self.scale == "deviation" else np.isclose(self.second, self.first)
+        return still if still.any() else None
+
+    @functools.cached_property
+    def _divisor(self) -> np.ndarray:
+        """Half a range, which is exact, or the deviation; 1 where nothing is divided."""
+        spread = self.second if self.scale == "deviation" else self._half
+        return spread if self._still is None else np.where(self._still, np.float32(1), spread)
+
+    @functools.cached_property
+    def _half(self) -> np.ndarray:
+        half: np.ndarray = (self.second - self.first) * np.float32(0.5)
+        return half
+
     def rows(self, count: int) -> "Group":
         """The same with statistics for the first `count` steps, where each step has its own."""
-        if self.first.ndim == 1:
+        if self.first.ndim == 1 or len(self.first) == count:
             return self
         return replace(self, first=self.first[:count], second=self.second[:count])
 
@@ -42,21 +60,23 @@ class Group:
         """[..., width] in robot units -> what the model takes; a range of no extent gives 0 (Isaac-GR00T data/utils.py)."""
         if self.scale == "angle":
             return np.concatenate([np.sin(values), np.cos(values)], axis=-1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            if self.scale == "deviation":
-                spread: np.ndarray = np.where(self.second != 0, (values - self.first) / self.second, values)
-                return spread
-            unit = 2 * (values - self.first) / (self.second - self.first) - 1
-        scaled: np.ndarray = np.where(np.isclose(self.second, self.first), np.float32(0), unit)
-        return np.clip(scaled, -1, 1) if clip else scaled
+        scaled: np.ndarray = (values - self.first) / self._divisor
+        if self.scale == "deviation":
+            return scaled if self._still is None else np.where(self._still, values, scaled)
+        scaled -= np.float32(1)
+        if self._still is not None:
+            scaled = np.where(self._still, np.float32(0), scaled)
+        return _clipped(scaled) if clip else scaled
 
     def restore(self, values: np.ndarray) -> np.ndarray:
         """[T, width] of the model -> robot units; the model's range is clipped to [-1, 1] first."""
         one = self.rows(len(values))
         if one.scale == "deviation":
-            spread: np.ndarray = np.where(one.second != 0, values * one.second + one.first, values)
-            return spread
-        scaled: np.ndarray = (np.clip(values, -1, 1) + 1) * np.float32(0.5) * (one.second - one.first) + one.first
+            spread: np.ndarray = values * one.second + one.first
+            return spread if one._still is None else np.where(one._still, values, spread)
+        scaled: np.ndarray = _clipped(values) + np.float32(1)
+        scaled *= one._half
+        scaled += one.first
         return scaled
 
     def relate(self, values: np.ndarray, state: np.ndarray) -> np.ndarray:
@@ -74,6 +94,9 @@ class Group:
         return values + origin if self.relative == "offset" else _compose(origin, values)
 
 
+Placed = tuple[slice, Group]  # and its columns
+
+
 @dataclass(frozen=True)
 class GroupStep:
     """State and actions by modality key. horizon: actions of a chunk that the robot was trained with."""
@@ -84,32 +107,77 @@ class GroupStep:
     clip: bool
     width: int
 
+    @functools.cached_property
+    def _read(self) -> list[Placed]:
+        return _joined(self.states)
+
+    @functools.cached_property
+    def _written(self) -> list[Placed]:
+        return _joined(self.actions)
+
+    @functools.cached_property
+    def _whole(self) -> list[Placed]:
+        """The same for a whole chunk."""
+        return [(place, one.rows(self.horizon)) for place, one in self._written]
+
+    @functools.cached_property
+    def _moved(self) -> list[Placed]:
+        """Actions that are relative."""
+        return [(place, one) for place, one in _placed(self.actions) if one.relative]
+
     def forward(self, draft: Draft) -> None:
         """Writes `state`."""
-        parts, at = [], 0
-        for one in self.states:
-            parts.append(one.normalize(draft.state[at : at + one.width], self.clip))
-            at += one.width
-        draft.state = np.concatenate(parts)
+        draft.state = _beside([one.normalize(draft.state[place], self.clip) for place, one in self._read])
         draft.inputs["state"] = pad(draft.state, self.width)
 
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """float32 [horizon, widths of all groups]."""
-        parts, at = [], 0
-        for one in self.actions:
-            restored = one.restore(actions[: self.horizon, at : at + one.width])
-            parts.append(one.absolute(restored, context.state))
-            at += one.width
-        return np.concatenate(parts, axis=1)
+        out = _beside([one.restore(actions[: self.horizon, place]) for place, one in self._whole])
+        for place, one in self._moved:
+            out[:, place] = one.absolute(out[:, place], context.state)
+        return out
 
     def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """[n, widths of all groups] in robot units -> normalised for the new observation."""
-        parts, at = [], 0
-        for one in self.actions:
-            related = one.relate(actions[:, at : at + one.width], context.state)
-            parts.append(one.rows(len(actions)).normalize(related, self.clip))
-            at += one.width
-        return np.concatenate(parts, axis=1)
+        related = actions.copy()
+        for place, one in self._moved:
+            related[:, place] = one.relate(related[:, place], context.state)
+        return _beside([one.rows(len(related)).normalize(related[:, place], self.clip) for place, one in self._written])
+
+
+def _placed(groups: Sequence[Group]) -> list[Placed]:
+    """One after another."""
+    ends = np.cumsum([one.width for one in groups]).tolist()
+    return [(slice(end - one.width, end), one) for end, one in zip(ends, groups, strict=True)]
+
+
+def _joined(groups: Sequence[Group]) -> list[Placed]:
+    """Neighbours of one scale as one group, by itself not relative: fewer and longer operations, the same numbers."""
+    found: list[Placed] = []
+    for place, one in _placed(groups):
+        last = found[-1][1] if found else None
+        if last is None or one.scale == "angle" or (last.scale, _steps(last)) != (one.scale, _steps(one)):
+            found.append((place, replace(one, relative="")))
+            continue
+        first, second = (np.concatenate(pair, axis=-1) for pair in ((last.first, one.first), (last.second, one.second)))
+        joined = replace(last, width=last.width + one.width, first=first, second=second)
+        found[-1] = slice(found[-1][0].start, place.stop), joined
+    return found
+
+
+def _steps(one: Group) -> tuple[int, ...]:
+    return one.first.shape[:-1]
+
+
+def _beside(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+
+def _clipped(values: np.ndarray) -> np.ndarray:
+    """A new array; two operations take less than numpy.clip, which first looks for what it was given."""
+    out: np.ndarray = np.maximum(values, np.float32(-1))
+    np.minimum(out, np.float32(1), out=out)
+    return out
 
 
 @dataclass(frozen=True)

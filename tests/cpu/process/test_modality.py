@@ -7,7 +7,7 @@ import pytest
 
 from innerloop.contract import CheckpointError
 from innerloop.process import modality
-from innerloop.process.pipeline import Context
+from innerloop.process.pipeline import Context, Draft
 from innerloop.weights.embodiments import Embodiment
 
 RANGE = {
@@ -133,3 +133,37 @@ def test_a_gripper_is_turned_round_where_the_checkpoint_says_so() -> None:
     turned = modality.GripperStep(1).inverse(np.float32([[5, 1.0], [5, 0.2], [5, 0.5]]), context)
     assert turned.tolist() == [[5, -1], [5, 1], [5, 0]]
     assert modality.GripperStep(1).again(turned, context).tolist() == [[5, 1], [5, 0], [5, 0.5]]
+
+
+def test_groups_side_by_side_keep_their_own_numbers() -> None:
+    """Neighbours of one scale are computed as one; statistics by step, relative ones and angles among them."""
+    generator = np.random.default_rng(2)
+
+    def group(
+        key: str, scale: modality.Scale, shape: tuple[int, ...], relative: modality.Relative = ""
+    ) -> modality.Group:
+        low = generator.standard_normal(shape).astype(np.float32)
+        return modality.Group(key, shape[-1], scale, low, low + np.float32([0, 1, 2]), relative, reference=1)
+
+    states = tuple(group(scale, scale, (3,)) for scale in ("range", "range", "angle", "deviation", "range"))
+    actions = (
+        group("a", "range", (3,)),
+        group("b", "range", (3,), "offset"),
+        group("c", "range", (7, 3)),
+        group("d", "range", (7, 3), "offset"),
+        group("e", "deviation", (3,)),
+    )
+    step = modality.GroupStep(states, actions, 5, True, 20)
+    state = generator.standard_normal(15).astype(np.float32)
+    draft = Draft({}, "", state, state)
+    step.forward(draft)
+    parts = [one.normalize(state[3 * i :][:3], True) for i, one in enumerate(states)]
+    assert draft.state.tobytes() == np.concatenate(parts).tobytes()
+    assert draft.inputs["state"][:18].tobytes() == draft.state.tobytes()
+    chunk, context = generator.standard_normal((7, 20)).astype(np.float32), Context(state, 0, "", state)
+    made = step.inverse(chunk, context)
+    parts = [one.absolute(one.restore(chunk[:5, 3 * i : 3 * i + 3]), state) for i, one in enumerate(actions)]
+    assert made.tobytes() == np.concatenate(parts, axis=1).tobytes()
+    again = step.again(made[:4], context)
+    parts = [one.rows(4).normalize(one.relate(part[:4], state), True) for one, part in zip(actions, parts, strict=True)]
+    assert again.tobytes() == np.concatenate(parts, axis=1).tobytes()
