@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from innerloop.process import crop
 from innerloop.process.chat import framing
 from innerloop.process.crop import Framing, resize_area
 from recipes.tiny import qwen
@@ -14,6 +15,16 @@ from recipes.tiny import qwen
 DIGESTS: dict[str, str] = json.loads(Path("tests/golden/groot.json").read_text())
 
 
+@pytest.fixture(params=["numpy", "OpenCV"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of an area resize."""
+    if request.param == "OpenCV":
+        pytest.importorskip("cv2")
+    else:
+        monkeypatch.setattr(crop, "_opencv", lambda: None)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("size", DIGESTS)
 def test_area_pictures_are_the_official_bytes(size: str) -> None:
     """cv2's area resize to 256, 95 % of it, and again: shrinking, halving, enlarging (scripts/make_groot_goldens.py)."""
@@ -21,6 +32,25 @@ def test_area_pictures_are_the_official_bytes(size: str) -> None:
     picture = Framing((256, 256), 256, 0.95, area=True).apply(qwen.picture(height, height, width))
     assert min(picture.shape[:2]) == 256
     assert hashlib.sha256(picture.tobytes()).hexdigest() == DIGESTS[size]
+
+
+@pytest.mark.usefixtures("way")
+def test_whole_cells_are_summed_before_they_are_divided() -> None:
+    """What OpenCV 4.13 gives: halves go to the even number, except those of 2 x 2, which go up."""
+    frame = np.array([[0, 1, 0, 0], [1, 0, 0, 6], [0, 0, 5, 0], [0, 1, 1, 0]], np.uint8)[..., None].repeat(3, 2)
+    assert resize_area(frame, 2, 2)[..., 0].tolist() == [[1, 2], [0, 2]]
+    assert resize_area(frame, 4, 2)[..., 0].tolist() == [[0, 0], [0, 3], [0, 2], [0, 0]]
+
+
+@pytest.mark.parametrize("wanted", [(256, 256), (256, 341), (9, 7), (300, 401), (240, 640), (96, 640), (1, 1)])
+def test_numpy_gives_the_bytes_of_opencv(wanted: tuple[int, int]) -> None:
+    pytest.importorskip("cv2")
+    frame = qwen.picture(3, 480, 640)
+    frame.setflags(write=False)  # as one that lies in a message
+    np.testing.assert_array_equal(crop.by_hand(frame, *wanted), resize_area(frame, *wanted))
+    assert resize_area(frame, *wanted).shape == (*wanted, 3)
+    larger = (frame.shape[0] + wanted[0], frame.shape[1] + wanted[1])
+    np.testing.assert_array_equal(crop.by_hand(frame, *larger), resize_area(frame, *larger))
 
 
 def test_area_resize_keeps_the_mean() -> None:
