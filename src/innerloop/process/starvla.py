@@ -1,5 +1,6 @@
 """starVLA: observation -> chat turn and patches; normalised actions -> robot units, as its policy server does it."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,29 +135,49 @@ class Scale:
         """Dimensions covered, 0 without statistics."""
         return len(self.low)
 
+    @functools.cached_property
+    def _half(self) -> np.ndarray:
+        """Half a range: (x + 1) / 2 * span is (x + 1) * (span / 2) bit for bit."""
+        half: np.ndarray = (self.high - self.low) / np.float32(2)
+        return half
+
+    @functools.cached_property
+    def _divisor(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Deviation or half range, 1 where it is 0; and where that is, None for nowhere."""
+        spread = self.high if self.mode == "mean_std" else self._half
+        none = spread == 0
+        return np.where(none, np.float32(1), spread), none if none.any() else None
+
+    @functools.cached_property
+    def _switches(self) -> np.ndarray | None:
+        return self.binary if self.binary.any() else None
+
     def apply(self, values: np.ndarray) -> np.ndarray:
         """Robot units -> normalised, float32. A range of zero gives 0 for min_max, the value itself otherwise."""
         if self.mode == "none":
             return values.astype(np.float32)
-        span = self.high if self.mode == "mean_std" else self.high - self.low
-        safe = np.where(span == 0, 1, span)
-        scaled = (values - self.low) / safe
+        divisor, none = self._divisor
+        scaled = (values - self.low) / divisor
         if self.mode != "mean_std":
-            scaled = 2 * scaled - 1
-        scaled = np.where(span == 0, 0 if self.mode == "min_max" else values, scaled)
+            scaled -= 1
+        if none is not None:
+            scaled = np.where(none, 0 if self.mode == "min_max" else values, scaled)
         if self.mode == "q99":
             scaled = np.clip(scaled, -STATE_LIMIT, STATE_LIMIT)
-        return np.where(self.binary, values > THRESHOLD, scaled).astype(np.float32)
+        return self._switched(values, scaled)
 
     def invert(self, values: np.ndarray) -> np.ndarray:
         """Normalised -> robot units; a masked dimension is a switch."""
         if self.mode == "none":
             return values
         if self.mode == "mean_std":
-            scaled = values * self.high + self.low
-        else:
-            scaled = (values + 1) / 2 * (self.high - self.low) + self.low
-        return np.where(self.binary, values > THRESHOLD, scaled).astype(np.float32)
+            return self._switched(values, values * self.high + self.low)
+        return self._switched(values, (values + 1) * self._half + self.low)
+
+    def _switched(self, values: np.ndarray, scaled: np.ndarray) -> np.ndarray:
+        if self._switches is not None:
+            scaled = np.where(self._switches, values > THRESHOLD, scaled)
+        return scaled.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)
@@ -181,25 +202,21 @@ class ScaleStep:
 
 @dataclass(frozen=True)
 class TurnStep:
-    """Frames and instruction -> one chat turn. placeholder: the id that QwenOFT's head reads, None elsewhere."""
+    """Frames and instruction -> one chat turn."""
 
     config: Sizes
     cameras: Cameras
     spec: ImageSpec
     encoder: Encoder
-    placeholder: int | None
 
     def forward(self, draft: Draft) -> None:
-        """Writes the inputs of blocks.qwen3_vl, and `query_rows` for QwenOFT."""
+        """Writes the inputs of blocks.qwen3_vl, and what the encoder derives from them."""
         matched = zip(self.cameras.names, self.cameras.match(draft.images), strict=True)
         frames = [self._resized(to_frame(name, image, self.spec)) for name, image in matched if image is not None]
         draft.text = self.text(draft.prompt, draft.state)
         encoded = self.encoder.encode(frames, draft.text)
         draft.inputs |= encoded.inputs
         draft.tokens = encoded.tokens
-        if self.placeholder is not None:
-            places = np.flatnonzero(encoded.inputs["tokens"][: encoded.tokens] == self.placeholder)
-            draft.inputs["query_rows"] = places[-self.config.chunk :].astype(np.int32)
 
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """Nothing."""
@@ -315,8 +332,11 @@ def _parts(config: Sizes, edge: Edge, scales: tuple[Scale, Scale], tokenizer: Ch
         raise CheckpointError(f"the head takes a state of {config.state_dim} values, the statistics have {state_width}")
     needed = bool(config.state_dim) or config.state_in_text
     widths = Widths(max(state_width, 1), max(state_width, 1), action, config.max_action_dim, config.chunk, needed)
-    placeholder = _placeholder(tokenizer, config.chunk) if config.framework == "QwenOFT" else None
-    turn = TurnStep(config, cameras, edge.images, Encoder(tokenizer, config.rules, config.slots), placeholder)
+    encoder = Encoder(tokenizer, config.rules, config.slots)
+    if config.framework == "QwenOFT":
+        derived = functools.partial(_query_rows, placeholder=_placeholder(tokenizer, config.chunk), chunk=config.chunk)
+        encoder = Encoder(tokenizer, config.rules, config.slots, derived=derived)
+    turn = TurnStep(config, cameras, edge.images, encoder)
     pipeline = Pipeline()
     if edge.limits is not None:
         edge.limits.check(action)
@@ -337,6 +357,11 @@ def _placeholder(tokenizer: ChatTokenizer, chunk: int) -> int:
             "tokenizer.json that the run was trained with"
         )
     return ids[0]
+
+
+def _query_rows(ids: np.ndarray, placeholder: int, chunk: int) -> dict[str, np.ndarray]:
+    """Where QwenOFT's head reads: the last placeholders of a turn."""
+    return {"query_rows": np.flatnonzero(ids == placeholder)[-chunk:].astype(np.int32)}
 
 
 def _facts(config: Sizes, cameras: Cameras, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
