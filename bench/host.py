@@ -1,8 +1,8 @@
-"""`python -m bench.host [CHECKPOINT]`: microseconds of the host's part of a decision, by part, without the device's work.
+"""`python -m bench.host [CHECKPOINT | FAMILY]`: microseconds of the host's part of a decision, by part.
 
 The policy is real (frames, prompt, state, noise, chunk), but in place of its stages the device's thread spins, without
 the interpreter's lock, as it does where it waits for a GPU. Copies are real: on CUDA from pinned memory, on a CPU from
-memory to memory. Each part is timed twice: in a loop of its own, and as in a decision, where frames and the wait have
+memory to memory. On a CPU a family has its full sizes and no weights, which nothing here reads. Each part is timed twice: in a loop of its own, and as in a decision, where frames and the wait have
 taken its place in the caches; the latter is what a decision pays.
 """
 
@@ -19,7 +19,8 @@ import torch
 
 import innerloop
 from innerloop.contract import Plan
-from innerloop.engine import LoadedPolicy
+from innerloop.engine import LoadedPolicy, RandomWeights, place
+from innerloop.engine.assembly import dtypes_of, memory_plan, outline
 from innerloop.measure.clock import Prepared
 from innerloop.measure.message import Message
 from innerloop.measure.observations import frame_size
@@ -56,9 +57,9 @@ class Spin:
 class IdleMachine(Machine):
     """A machine whose last program is a wait and whose other programs do nothing."""
 
-    def __init__(self, policy: LoadedPolicy, wait: Callable[[], None]) -> None:
+    def __init__(self, plans: Mapping[int, Plan], device: torch.device, wait: Callable[[], None]) -> None:
         self._wait = wait
-        super().__init__(policy.plans, policy.placement.device, capture=False)
+        super().__init__(plans, device, capture=False)
 
     def _program(self, captured: bool, samples: Mapping[int, Mapping[str, Value]] | None) -> Programs:
         programs = eager(self._refresh, self._list, self._arena)
@@ -170,7 +171,8 @@ def time_parts(calls: Mapping[str, Call], pause: Callable[[], None], count: int)
 def whole_calls(case: Case, milliseconds: float, count: int) -> dict[str, list[float]]:
     """Microseconds of whole calls, from the message to the chunk, less the time that the pretended device took."""
     spin = Spin(milliseconds)
-    policy = dataclasses.replace(case.policy, runtime=IdleMachine(case.policy, spin))
+    idle = IdleMachine(case.policy.plans, case.policy.placement.device, spin)
+    policy = dataclasses.replace(case.policy, runtime=idle)
     taken: dict[str, list[float]] = {encoding: [] for encoding in case.messages}
 
     def call(encoding: str, turn: int) -> None:
@@ -209,6 +211,19 @@ def report(case: Case, milliseconds: float, count: int) -> str:
     return "\n".join(lines)
 
 
+def hollow(name: str, cameras: int, chunk: int) -> LoadedPolicy:
+    """A family at its full size without weights, on the CPU: everything but its stages is there."""
+    family, placement = FAMILIES[name], place("cpu", "bf16", 1, "reference")
+    config = family.default(cameras, chunk, 4)
+    model = outline(family, config, RandomWeights(0))
+    plans = _idle(family.plans(model, 1, placement.dtype, ""))
+    memory = memory_plan(model, dtypes_of(model, family, placement.dtype), next(iter(plans.values())))
+    machine = IdleMachine(plans, placement.device, _nothing)
+    return LoadedPolicy(
+        family, config, placement, model, family.synthetic(config), machine, None, memory, "", packed=False, tuned=0
+    )
+
+
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -217,15 +232,38 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=48)
     parser.add_argument("--device-ms", type=float, default=9.0, help="how long the pretended device takes")
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--cameras", type=int, default=2, help="of a family")
+    parser.add_argument("--chunk", type=int, default=10, help="of a family")
     parser.add_argument("--device")
     options = parser.parse_args()
-    load = innerloop.random_policy if options.policy in FAMILIES else innerloop.load
-    policy = load(options.policy, device=options.device)
+    policy = _policy(options)
     case = Case.of(policy, frame_size(options.frames), options.prompt_tokens)
     where = f"{policy.placement.device}, torch {torch.__version__}"
     print(f"{policy.family.name} on {where}, {len(case.seen[0]['images'])} frames of {options.frames}\n")
     print(report(case, options.device_ms, options.count))
     policy.close()
+
+
+def _idle(plans: Mapping[int, Plan]) -> dict[int, Plan]:
+    """The same with stages that do nothing; those that plans share stay shared."""
+    idle = {
+        id(stage): dataclasses.replace(stage, run=lambda buffers: None)
+        for plan in plans.values()
+        for stage in plan.stages
+    }
+    return {
+        capacity: dataclasses.replace(plan, stages=tuple(idle[id(stage)] for stage in plan.stages))
+        for capacity, plan in plans.items()
+    }
+
+
+def _policy(options: argparse.Namespace) -> LoadedPolicy:
+    if options.policy not in FAMILIES:
+        return innerloop.load(options.policy, device=options.device)
+    if place(options.device, None, 1, "fused").device.type == "cpu":
+        return hollow(options.policy, options.cameras, options.chunk)
+    sizes = {"cameras": options.cameras, "chunk": options.chunk}
+    return innerloop.random_policy(options.policy, device=options.device, **sizes)
 
 
 def _microseconds(call: Call, turn: int) -> float:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.host import Case, Spin, report
+from bench.host import Case, Spin, hollow, parts, report, time_parts
 from innerloop import engine
 
 TINY = Path(__file__).parents[3] / "examples/checkpoints/tiny-pi05"
@@ -21,6 +21,17 @@ def test_every_part_has_its_microseconds() -> None:
     for low, middle, high, share in (map(float, row) for row in rows[13:]):
         assert 0 < low <= middle <= high
         assert share == pytest.approx(100 * middle / (middle + 200), abs=0.1)
+
+
+def test_a_family_at_its_full_size_needs_no_weights() -> None:
+    policy = hollow("groot", 2, 40)
+    case = Case.of(policy, (224, 224), 160)
+    figures = time_parts(parts(case), lambda: None, 2)
+    policy.close()
+    assert case.prepared[0].prompt_tokens == 160
+    assert [value.shape for value in case.prepared[0].inputs["pixels"]] == [(256 * 256 * 3,)] * 2
+    assert len(figures) == 13
+    assert all(min(row) > 0 for row in figures.values())
 
 
 def test_a_spin_lasts_about_as_long_as_asked() -> None:
