@@ -11,7 +11,7 @@ from innerloop.contract import ObservationError
 from innerloop.process.cameras import Cameras
 from innerloop.process.crop import Framing
 from innerloop.process.image import ImageSpec, to_frame
-from innerloop.process.pipeline import Context, Draft
+from innerloop.process.pipeline import Draft, Step
 from innerloop.process.qwen3vl import Cut, Encoder
 from innerloop.process.threads import side_by_side
 
@@ -34,7 +34,7 @@ def framing(settings: Mapping[str, Any]) -> Framing:
 
 
 @dataclass(frozen=True)
-class ChatStep:
+class ChatStep(Step):
     """Frames in camera order, one picture a time step and camera, then the instruction."""
 
     cameras: Cameras
@@ -62,14 +62,6 @@ class ChatStep:
         encoded = self.encoder.join([cut[id(view[step])] for step in range(self.frames) for view in given], text)
         draft.inputs |= encoded.inputs
         draft.tokens, draft.text = encoded.tokens, text
-
-    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing."""
-        return actions
-
-    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing: no chunk is continued."""
-        return actions
 
     def _cut(self, frame: np.ndarray) -> Cut:
         return self.encoder.cut(self.framing.apply(frame))

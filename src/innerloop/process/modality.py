@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from innerloop.contract import CheckpointError
-from innerloop.process.pipeline import Context, Draft
+from innerloop.process.pipeline import Context, Draft, Step
 from innerloop.process.state import pad
 from innerloop.weights.embodiments import Embodiment
 
@@ -66,7 +66,7 @@ class Group:
         scaled -= np.float32(1)
         if self._still is not None:
             scaled = np.where(self._still, np.float32(0), scaled)
-        return _clipped(scaled) if clip else scaled
+        return scaled.clip(-1, 1) if clip else scaled
 
     def restore(self, values: np.ndarray) -> np.ndarray:
         """[T, width] of the model -> robot units; the model's range is clipped to [-1, 1] first."""
@@ -74,7 +74,8 @@ class Group:
         if one.scale == "deviation":
             spread: np.ndarray = values * one.second + one.first
             return spread if one._still is None else np.where(one._still, values, spread)
-        scaled: np.ndarray = _clipped(values) + np.float32(1)
+        scaled: np.ndarray = values.clip(-1, 1)
+        scaled += np.float32(1)
         scaled *= one._half
         scaled += one.first
         return scaled
@@ -98,7 +99,7 @@ Placed = tuple[slice, Group]  # and its columns
 
 
 @dataclass(frozen=True)
-class GroupStep:
+class GroupStep(Step):
     """State and actions by modality key. horizon: actions of a chunk that the robot was trained with."""
 
     states: tuple[Group, ...]
@@ -173,21 +174,11 @@ def _beside(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
 
-def _clipped(values: np.ndarray) -> np.ndarray:
-    """A new array; two operations take less than numpy.clip, which first looks for what it was given."""
-    out: np.ndarray = np.maximum(values, np.float32(-1))
-    np.minimum(out, np.float32(1), out=out)
-    return out
-
-
 @dataclass(frozen=True)
-class GripperStep:
+class GripperStep(Step):
     """LIBERO's gripper: open fraction -> -1 (open) or 1."""
 
     column: int
-
-    def forward(self, draft: Draft) -> None:
-        """Nothing."""
 
     def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
         """A new array."""

@@ -14,7 +14,7 @@ from innerloop.process.build import ACTION, Edge
 from innerloop.process.cameras import Cameras
 from innerloop.process.fast import FastTokenizer
 from innerloop.process.image import ImageSpec, to_frame
-from innerloop.process.pipeline import Context, Draft, LimitStep, Pipeline, Processor, Widths, WidthStep
+from innerloop.process.pipeline import Context, Draft, LimitStep, Pipeline, Processor, Step, Widths, WidthStep
 from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots, Special
 from innerloop.process.recipe import STATE
 from innerloop.process.state import discretize
@@ -181,7 +181,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class ScaleStep:
+class ScaleStep(Step):
     """State to normalised; actions back to robot units."""
 
     state: Scale
@@ -201,7 +201,7 @@ class ScaleStep:
 
 
 @dataclass(frozen=True)
-class TurnStep:
+class TurnStep(Step):
     """Frames and instruction -> one chat turn."""
 
     config: Sizes
@@ -217,14 +217,6 @@ class TurnStep:
         encoded = self.encoder.encode(frames, draft.text)
         draft.inputs |= encoded.inputs
         draft.tokens = encoded.tokens
-
-    def inverse(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing."""
-        return actions
-
-    def again(self, actions: np.ndarray, context: Context) -> np.ndarray:
-        """Nothing."""
-        return actions
 
     def text(self, instruction: str, state: np.ndarray) -> str:
         """The user's turn: state as bins, QwenOFT's placeholders, then the run's template around both."""
