@@ -26,10 +26,8 @@ imports: $(VENV)/.installed
 peers: $(PEERS)/.installed  ## live parity with LeRobot 0.6.1 (Python 3.12)
 	$(PEERS)/bin/python -m pytest tests/peers
 
-records: $(VENV)/.installed  ## measure what docs/performance.md still lacks, on this machine's GPU
-	for family in pi05 pi0 groot starvla-pi3 starvla-gr00t starvla-oft; do $(VENV)/bin/python -m bench.policies $$family; done
-	for family in pi05 pi0; do $(VENV)/bin/python -m bench.runtime $$family --json bench/records; done
-	$(VENV)/bin/python -m bench.operators --json bench/records/operators.json
+records: $(VENV)/.installed  ## measure what docs/performance.md still lacks, on all of this machine's GPUs
+	$(VENV)/bin/python -m bench.every
 	$(VENV)/bin/innerloop report bench/records --markdown docs/performance.md --html demo-output/performance.html
 
 gpu: $(VENV)/.installed  ## GPU tests; they skip where there is no GPU

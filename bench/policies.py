@@ -52,6 +52,12 @@ def cases(family: str, against: tuple[str, ...], ticks: int) -> Iterator[tuple[s
     yield f"{family}-640x480-jpeg.json", replace(usual, frames="640x480", encoding="jpeg", against=())
 
 
+def written(place: Path, case: BenchOptions) -> list[Path]:
+    """The records of a case: the whole call's, and those named after their kind."""
+    asked = {"ladder": case.ladder, "batch": case.batch, "control": case.control, "kernels": case.profile}
+    return [place, *(place.with_name(f"{place.stem}-{kind}.json") for kind, wanted in asked.items() if wanted)]
+
+
 def measure(
     family: str, folder: Path, out: Console, only: str = "", against: tuple[str, ...] = (), ticks: int = 1000
 ) -> list[str]:
@@ -59,7 +65,7 @@ def measure(
     failed = []
     for name, case in cases(family, against, ticks):
         place = folder / name
-        if only not in name or place.exists():
+        if only not in name or all(path.exists() for path in written(place, case)):
             continue
         try:
             bench_command(case, out, place)
