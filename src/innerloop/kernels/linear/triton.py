@@ -52,7 +52,18 @@ def _library(split: int) -> Launch:
 DEFERRED = Table(
     "linear.deferred",
     default=[_library(1)],
-    rows={90: [_library(2), _tile(4, 5, 128, 64, 3), _tile(8, 5, 128, 128, 3), _library(1), _library(4)]},
+    rows={
+        90: [
+            _library(2),
+            _tile(4, 5, 128, 64, 3),
+            _tile(8, 5, 128, 128, 3),
+            _library(1),
+            _library(4),
+            _tile(4, 6, 64, 64, 4),
+            _tile(4, 6, 64, 128, 4),
+            _library(8),
+        ]
+    },
     shared_bytes=_shared_bytes,
     suits=_suits,
 )
