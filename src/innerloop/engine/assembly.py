@@ -1,7 +1,7 @@
 """Memory plan, allocation, weights, plans, captured runtime; in this order."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -81,7 +81,7 @@ def assemble(
     dtypes = dtypes_of(model, family, placement.dtype)
     sizes = (1, placement.batch) if placement.batch > 1 else (1,)
     sketches = [next(iter(family.plans(model, size, placement.dtype, "").values())) for size in sizes]
-    memory = memory_plan(model, dtypes, *sketches)
+    memory = memory_plan(model, dtypes, *sketches, copies=_copies(model, placement, config))
     say = announce or (lambda _: None)
     say(f"memory plan on {placement.device}\n{memory}")
     memory.check(memory_cap, free_memory(placement.device))
@@ -161,9 +161,13 @@ def dtypes_of(model: nn.Module, family: Family, dtype: torch.dtype) -> dict[str,
     return {name: torch.float32 if kept(name) else dtype for name, _ in model.named_parameters()}
 
 
-def memory_plan(model: nn.Module, dtypes: Mapping[str, torch.dtype], *plans: Plan) -> MemoryPlan:
-    """Weights, and the buffers of every machine's plan, by role."""
-    weights = [(n, p.numel() * dtypes[n].itemsize, "weights") for n, p in model.named_parameters()]
+def memory_plan(
+    model: nn.Module, dtypes: Mapping[str, torch.dtype], *plans: Plan, copies: Iterable[str] = ()
+) -> MemoryPlan:
+    """Weights, and the buffers of every machine's plan, by role. copies: parameters that are there in two layouts."""
+    size = {n: p.numel() * dtypes[n].itemsize for n, p in model.named_parameters()}
+    weights = [(n, bytes, "weights") for n, bytes in size.items()]
+    weights += [(f"{n}, packed", size[n], "weights") for n in copies]
     buffers = [(b.name, b.bytes, b.role.value) for role in Role for plan in plans for b in plan.by_role(role)]
     return MemoryPlan.of([*weights, *buffers])
 
@@ -197,15 +201,30 @@ def _pack(model: nn.Module, placement: Placement, config: PolicyConfig) -> bool:
 
     One robot's rows decide; where a batch has more than those kernels take, the dense weights stay beside the packed.
     """
-    rows = {
-        m: m.tokens if isinstance(m, DiT) else config.chunk
-        for m in model.modules()
-        if isinstance(m, ActionExpert | DiT)
-    }
-    if placement.kernels != "fused" or not rows:
-        return False
+    heads = _heads(model)
+    keep = not _few(heads.values(), placement, config, placement.batch)
+    return _few(heads.values(), placement, config, 1) and all(head.pack(keep=keep) for head in heads.values())
 
-    def few(robots: int) -> bool:
-        return all(skinny.supported(placement.device, placement.dtype, robots * n) for n in rows.values())
 
-    return few(1) and all(head.pack(keep=not few(placement.batch)) for head in rows)
+def _copies(model: nn.Module, placement: Placement, config: PolicyConfig) -> list[str]:
+    """The parameters that `_pack` will keep in both layouts, where their widths suit."""
+    heads = _heads(model)
+    if not _few(heads.values(), placement, config, 1) or _few(heads.values(), placement, config, placement.batch):
+        return []
+    return [
+        f"{place}.{name}"
+        for place, head in heads.items()
+        for name, parameter in head.named_parameters()
+        if parameter.dim() == 2 and name.startswith(("layers.", "blocks."))
+    ]
+
+
+def _heads(model: nn.Module) -> dict[str, ActionExpert | DiT]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, ActionExpert | DiT)}
+
+
+def _few(heads: Iterable[ActionExpert | DiT], placement: Placement, config: PolicyConfig, robots: int) -> bool:
+    """Whether so many robots' rows go through the few-row kernels."""
+    rows = [head.tokens if isinstance(head, DiT) else config.chunk for head in heads]
+    fits = all(skinny.supported(placement.device, placement.dtype, robots * count) for count in rows)
+    return placement.kernels == "fused" and bool(rows) and fits
