@@ -1,7 +1,5 @@
 """What is laid out for the few-row kernels, and what a batch keeps in both layouts."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,10 +11,9 @@ from innerloop.policies import FAMILIES
 
 
 @pytest.fixture
-def anywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """The few-row kernels as if this were a GPU that has them."""
     monkeypatch.setattr(skinny, "supported", lambda device, dtype, rows: 1 <= rows <= 64)
-    yield
 
 
 @pytest.mark.parametrize(("batch", "twice"), [(1, False), (6, False), (7, True)])
