@@ -5,7 +5,14 @@ from dataclasses import replace
 
 from innerloop.measure.clock import DEVICE_STAGES, SEVEN
 from innerloop.measure.control import horizons, recorded_loop
-from innerloop.measure.record import BatchRecord, ControlRecord, LadderRecord, LatencyRecord, SuccessRecord
+from innerloop.measure.record import (
+    USUAL_FRAMES,
+    BatchRecord,
+    ControlRecord,
+    LadderRecord,
+    LatencyRecord,
+    SuccessRecord,
+)
 from innerloop.measure.svg import Axis, Bar, Line, Segment, bar_chart, line_chart, number
 
 _SERIES = 6  # line colours of the style sheet: s0 to s5
@@ -13,9 +20,13 @@ _TAIL = ((0.5, "p50"), (0.1, "p90"), (0.05, "p95"), (0.01, "p99"), (0.001, "p99.
 
 
 def label(record: LatencyRecord) -> str:
-    """A row's name: policy, cameras, prompt, chunk, batch."""
+    """A row's name: policy, cameras, their frames where unusual, prompt, chunk, batch."""
     batch = f", batch {record.batch}" if record.batch > 1 else ""
-    return f"{record.policy} {record.views} cam, {record.prompt_tokens} tok, chunk {record.chunk}{batch}"
+    return f"{record.policy} {_cameras(record)}, {record.prompt_tokens} tok, chunk {record.chunk}{batch}"
+
+
+def _cameras(record: LatencyRecord) -> str:
+    return f"{record.views} cam" + ("" if record.frames == USUAL_FRAMES else f" of {record.frames}")
 
 
 def stage_bars(records: Sequence[LatencyRecord]) -> str:
@@ -41,7 +52,7 @@ def distribution(records: Sequence[LatencyRecord]) -> str:
     lines = []
     for index, record in enumerate(records):
         points = [(1 / max(1 - float(p) / 100, 1e-3), ms) for p, ms in record.quantiles_ms.items()]
-        short = f"{record.policy} {record.views} cam {record.prompt_tokens} tok"
+        short = f"{record.policy} {_cameras(record)} {record.prompt_tokens} tok"
         lines.append(Line(short, points, f"s{index % _SERIES}"))
     top = max(record.max_ms for record in records)
     x = Axis("share of calls within", 1.0, 1e3, log=True, marks=[(1 / share, name) for share, name in _TAIL])

@@ -11,6 +11,8 @@ from typing import Any
 
 from innerloop.contract import InnerloopError
 
+USUAL_FRAMES = "224x224 raw"  # what a title need not say
+
 
 class RecordError(InnerloopError):
     """A benchmark record does not follow its schema."""

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from innerloop.contract import InnerloopError
 from innerloop.measure.clock import SEVEN
 from innerloop.measure.record import (
+    USUAL_FRAMES,
     BatchRecord,
     CapsulesRecord,
     ControlRecord,
@@ -23,7 +24,6 @@ from innerloop.measure.record import (
 from innerloop.measure.svg import number
 
 BEGIN, END = "<!-- records: begin -->", "<!-- records: end -->"
-USUAL_FRAMES = "224x224 raw"  # what a title need not say
 R = TypeVar("R", bound=Record)
 
 

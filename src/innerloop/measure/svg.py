@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 WIDTH = 800
 ROW = 30
-LABEL = 230  # room left of a bar chart for its labels
+LABEL, LETTER = 230, 6.5  # room left of a bar chart for its labels: at least, and a letter's width
 LEFT, RIGHT, TOP, BOTTOM = 62, 190, 14, 44
 
 
@@ -79,25 +79,25 @@ def number(value: float) -> str:
 
 def bar_chart(bars: Sequence[Bar], unit: str, title: str) -> str:
     """Horizontal stacked bars on one linear scale."""
-    end = WIDTH - RIGHT
+    end, room = WIDTH - RIGHT, max([LABEL, *(8 + LETTER * len(bar.label) for bar in bars)])
     totals = [sum(segment.value for segment in bar.segments) for bar in bars]
     axis = Axis(unit, 0.0, max([*totals, 1e-9]))
     height = TOP + ROW * len(bars) + BOTTOM
     parts = []
     for value, label in axis.ticks():
-        x = axis.place(value, LABEL, end)
+        x = axis.place(value, room, end)
         parts.append(_rule(x, TOP, x, height - BOTTOM) + _text(x, height - BOTTOM + 16, label, "tick", "middle"))
     for index, (bar, total) in enumerate(zip(bars, totals, strict=True)):
         y = TOP + ROW * index + 5
-        parts.append(_text(LABEL - 8, y + 14, bar.label, "label", "end"))
+        parts.append(_text(room - 8, y + 14, bar.label, "label", "end"))
         start = 0.0
         for segment in bar.segments:
-            left, right = axis.place(start, LABEL, end), axis.place(start + segment.value, LABEL, end)
+            left, right = axis.place(start, room, end), axis.place(start + segment.value, room, end)
             start += segment.value
             tip = f"{bar.label}: {segment.name} {number(segment.value)} {unit}"
             parts.append(_rect(left, y, right - left, ROW - 10, segment.style, tip))
-        parts.append(_text(axis.place(total, LABEL, end) + 6, y + 14, bar.note or number(total), "value"))
-    parts.append(_text((LABEL + end) / 2, height - 8, unit, "title", "middle"))
+        parts.append(_text(axis.place(total, room, end) + 6, y + 14, bar.note or number(total), "value"))
+    parts.append(_text((room + end) / 2, height - 8, unit, "title", "middle"))
     return _svg(height, title, parts)
 
 
