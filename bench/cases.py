@@ -194,6 +194,15 @@ def _attentions() -> list[Case]:
         count = sum(end - first for first, end in valid)
         return Case("attention", "attention", label, attention_cost.attention(tokens, count, 8, 1, 256), make)
 
+    def head(tokens: int, keys: int, heads: int, dim: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            memory = _random(d, 1, keys, 2, heads, dim)
+            mask = (torch.arange(keys, device=d) < keys - 10).int()[None]
+            return _random(d, 1, tokens, heads, dim), *memory.unbind(2), mask, dim**-0.5
+
+        cost = attention_cost.attention(tokens, keys - 10, heads, heads, dim)
+        return Case("attention", "attention", f"dit {tokens} of {keys}, {heads} heads of {dim}", cost, make)
+
     def causal(tokens: int, heads: int, kv: int, dim: int) -> Case:
         def make(d: torch.device) -> Inputs:
             rows = (_random(d, 1, tokens, n, dim) for n in (heads, kv, kv))
@@ -212,6 +221,8 @@ def _attentions() -> list[Case]:
         cached("query 10 of 722", 10, [(0, 712), (712, 722)], 722),
         cached("query 51 of 611", 51, [(0, 611)], 611),
         causal(182, 32, 8, 128),
+        head(16, 192, 16, 64),
+        head(41, 169, 32, 48),
     ]
 
 

@@ -62,6 +62,14 @@ def test_splits_over_keys(split: int) -> None:
     assert ("attention.combine" in {op for op, _ in used}) == (split > 1)
 
 
+def test_many_heads_over_few_keys_are_not_split() -> None:
+    for heads, keys, split in ((16, 192, False), (16, 272, True), (2, 192, True)):
+        q, k, v = _qkv((1, 3, keys, heads, heads, 16), torch.float32)
+        with launch.recorded() as used:
+            agree("attention", "attention", q, k, v, _mask(k, v, list(range(keys - 10))), 0.25)
+        assert ("attention.combine" in {op for op, _ in used}) == split
+
+
 def test_no_valid_key_gives_zeros() -> None:
     for keys in (20, 80):
         q, k, v = _qkv((2, 3, keys, 2, 1, 16), torch.float32)

@@ -22,7 +22,8 @@ from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
 
 LOG2_E = 1.4426950408889634
-FEW_ROWS = 1024  # up to here row tiles alone do not fill a device, and keys are split
+FEW_ROWS = 1024  # up to here row tiles alone do not fill a device, and keys are split,
+ENOUGH_HEADS, SHORT = 16, 256  # unless so many heads read so few keys: adding shares then costs more than it saves
 
 
 def _shared_bytes(choice: Launch, shape: Shape) -> int:
@@ -53,7 +54,7 @@ def _tile(warps: int, stages: int, rows: int, keys: int, split: int = 1, bulk: i
 
 
 LIBRARY = Launch.of(0)  # cuDNN's attention through torch, where nothing is masked
-_ANYWHERE = [_tile(4, 1, 32, 32), _tile(4, 1, 16, 16)]
+_ANYWHERE = [_tile(4, 2, 16, 64), _tile(4, 1, 32, 32), _tile(4, 1, 16, 16)]
 
 MANY = Table(
     "attention.many",
@@ -266,7 +267,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     rows = tokens * (heads // kv_heads)
     many = WIDE if dim > 128 else MANY
-    table = FEW if rows * batch * kv_heads <= FEW_ROWS and keys > 64 else many
+    short = keys <= (SHORT if batch * kv_heads >= ENOUGH_HEADS else 64)
+    table = FEW if rows * batch * kv_heads <= FEW_ROWS and not short else many
     masked = causal or key_valid is not None
     choice = launch.choose(table, (rows, keys, dim, q.element_size(), int(masked)), q.device)
     if choice == LIBRARY:
