@@ -2,6 +2,7 @@
 
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from recipes.tiny.make import Recipe
@@ -56,7 +57,9 @@ def test_one_token(sides, agree, family):
 
     def ours(observation):
         prepared = prepare(observation)
-        prepared.inputs["tokens"][1:], prepared.inputs["prompt_length"][0] = 0, 1
+        tokens = np.array(prepared.inputs["tokens"])  # what an observation is prepared into may be shared, so read-only
+        tokens[1:] = 0
+        prepared.inputs.update(tokens=tokens, prompt_length=np.ones(1, np.int32))
         return prepared
 
     def theirs(observation):
