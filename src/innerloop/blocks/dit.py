@@ -146,10 +146,14 @@ class DiT(nn.Module):
         if contexts.dim() == 3:
             product = linear.linear(contexts, self.kv_weight, self.kv_bias)
             per_block = product.view(batch, tokens, crosses, 2, s.heads, s.head_dim).permute(2, 0, 1, 3, 4, 5)
-        else:
-            product = batched(contexts.view(crosses, batch * tokens, -1), self.kv_weight, self.kv_bias)
-            per_block = product.view(crosses, batch, tokens, 2, s.heads, s.head_dim)
-        memory[:, :, :tokens].copy_(per_block)
+            memory[:, :, :tokens].copy_(per_block)
+            return
+        rows = contexts.view(crosses, batch * tokens, -1)
+        if batch == 1:  # one robot's rows lie in memory as the product has them
+            batched(rows, self.kv_weight, self.kv_bias, memory[:, 0, :tokens].flatten(2))
+            return
+        product = batched(rows, self.kv_weight, self.kv_bias)
+        memory[:, :, :tokens].copy_(product.view(crosses, batch, tokens, 2, s.heads, s.head_dim))
 
     def forward(
         self,
@@ -214,10 +218,10 @@ class DiT(nn.Module):
         return True
 
 
-def batched(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """x [L, T, K], weight [L * N, K], bias [L * N] -> [L, T, N]: one product a layer, in one kernel for all."""
+def batched(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """x [L, T, K], weight [L * N, K], bias [L * N] -> [L, T, N], in `out` if given: one kernel for all layers' products."""
     layers, _, inner = x.shape
-    return torch.baddbmm(bias.view(layers, 1, -1), x, weight.view(layers, -1, inner).transpose(1, 2))
+    return torch.baddbmm(bias.view(layers, 1, -1), x, weight.view(layers, -1, inner).transpose(1, 2), out=out)
 
 
 def waves(times: torch.Tensor) -> torch.Tensor:

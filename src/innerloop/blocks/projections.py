@@ -21,11 +21,12 @@ class Projections(nn.Module):
         self.weight, self.bias = affine.affine(layers * rows, columns)
 
     def forward(self, read: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[B, T, columns] of each layer -> [layers, B, T, rows], all products in one kernel."""
-        weights, biases = (part.view(len(read), -1).unbind(0) for part in (self.norm_weight, self.norm_bias))
-        normed = [norm.layer_norm(x, w, b, EPS) for x, w, b in zip(read, weights, biases, strict=True)]
-        projected = dit.batched(torch.stack(normed).flatten(1, 2), self.weight, self.bias)
-        return projected.view(len(read), *read[0].shape[:2], -1)
+        """[B, T, columns] of each layer -> [layers, B, T, rows], all norms in one kernel, all products in another."""
+        layers = len(read)
+        weight, bias = (part.view(layers, 1, -1) for part in (self.norm_weight, self.norm_bias))
+        normed = norm.layer_norm(torch.stack(list(read)).flatten(1, 2), weight, bias, EPS)  # a layer's in each entry
+        projected = dit.batched(normed, self.weight, self.bias)
+        return projected.view(layers, *read[0].shape[:2], -1)
 
 
 def names(layers: Sequence[int], theirs: str, ours: str) -> dict[str, tuple[str, ...]]:

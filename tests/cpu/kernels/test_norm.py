@@ -20,6 +20,8 @@ def test_plain(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     agree("norm", "rms_norm", x[0, 0], None, 1e-6, False)
     agree("norm", "layer_norm", x, weight, bias, 1e-6)
     agree("norm", "layer_norm", x, None, None, 1e-5)
+    each = torch.randn(2, shape[0], 1, shape[-1]).to(dtype)  # an entry of the first axis has its own
+    agree("norm", "layer_norm", x, each[0], each[1], 1e-6)
     agree("norm", "add_rms_norm", x, delta, weight, 1e-6, False)
     agree("norm", "add_layer_norm", x, delta, weight, bias, 1e-6)
 

@@ -1,6 +1,6 @@
 """RMS and layer norm: plain, residual-adding, modulated from a table (adaRMS, AdaLN), gated.
 
-x and delta are [..., D]; weight and bias [D]; scale, shift and gate [D] or [B, 1, D]. Results have x's dtype.
+x and delta are [..., D]; weight, bias, scale, shift and gate [D], or [B, 1, D] where x's first axis is B. Results have x's dtype.
 Where delta_bias [D] may be given, delta may be shares [P, ..., D] (`linear.deferred`), or lack leading dimensions of x
 and be the same along them; all are added in fp32.
 Where prefix int32 [B] or [B, 1] may be given, scale, shift and gate are then [2, D]: the first prefix[b] of the tokens
