@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from innerloop.blocks import affine
+from innerloop.blocks.packing import Packable
 from innerloop.blocks.siglip import Shares
 from innerloop.blocks.stack import Stack
 from innerloop.kernels import activation, attention, linear, norm, skinny
@@ -27,7 +28,6 @@ from innerloop.kernels import activation, attention, linear, norm, skinny
 EPS = 1e-5  # norm_eps of the blocks (Isaac-GR00T cross_attention_dit.py)
 OUTPUT_EPS = 1e-6  # norm_out of the same file
 TIME_CHANNELS = 256  # its TimestepEncoder
-COLUMNS = 128  # a warp of the few-row kernels multiplies this many columns of a weight
 # Read in float32 at any precision: they are applied once a checkpoint.
 FLOAT32 = ("modulation_*", "time_*")
 BLOCK = {"out_": "attn1.to_out.0.", "up_": "ff.net.0.proj.", "down_": "ff.net.2."}
@@ -102,7 +102,7 @@ class DiTBlock(nn.Module):
         return linear.deferred(hidden, self.down_weight, self.down_bias)
 
 
-class DiT(nn.Module):
+class DiT(Packable):
     """Blocks, time embedding and, where sizes.output says so, the output head.
 
     tokens: rows of one robot that the blocks see, 0 where that is not known; few of them are worth packing for.
@@ -110,7 +110,7 @@ class DiT(nn.Module):
 
     def __init__(self, sizes: DiTSizes, tokens: int = 0) -> None:
         super().__init__()
-        self.tokens, self.packed = tokens, False
+        self.tokens = tokens
         d, kv = sizes.width, 2 * sizes.width * len(sizes.cross_blocks)
         self.sizes = sizes
         self.time_in_weight = nn.Parameter(torch.empty(d, TIME_CHANNELS))
@@ -150,7 +150,7 @@ class DiT(nn.Module):
             return
         rows = contexts.view(crosses, batch * tokens, -1)
         if batch == 1:  # one robot's rows lie in memory as the product has them
-            batched(rows, self.kv_weight, self.kv_bias, memory[:, 0, :tokens].flatten(2))
+            batched(rows, self.kv_weight, self.kv_bias, memory[:, 0, :tokens].view(crosses, tokens, -1))
             return
         product = batched(rows, self.kv_weight, self.kv_bias)
         memory[:, :, :tokens].copy_(product.view(crosses, batch, tokens, 2, s.heads, s.head_dim))
@@ -167,7 +167,7 @@ class DiT(nn.Module):
         """
         crosses = len(self.sizes.cross_blocks)
         masks = [valid] * crosses if isinstance(valid, torch.Tensor) else valid
-        if self.packed:
+        if isinstance(self.blocks[0].q_weight, skinny.Packed):
             return self._few_rows(x, table, memory, masks)
         normed = norm.layer_norm(x, table[0, 0], table[0, 1], EPS)
         cross, last = 0, self.sizes.depth - 1
@@ -201,21 +201,12 @@ class DiT(nn.Module):
         normed = norm.layer_norm(x, table[-1, 0], table[-1, 1], OUTPUT_EPS)
         return linear.linear(normed, self.head_weight, self.head_bias)
 
-    def pack(self, keep: bool = False) -> bool:
-        """Lay the blocks' products out as the few-row CUDA kernels read them; False, and no change, where widths do not suit.
-
-        A norm's product takes at most 16 warps of 128 columns. keep: hold on to the dense weights as well, for batches of
-        more rows than those kernels take.
-        """
-        if self.sizes.width % COLUMNS or self.sizes.width > 16 * COLUMNS:
-            return False
-        for block in self.blocks:
-            for name in ("q_weight", "out_weight", "up_weight", "down_weight"):
-                packed = skinny.pack(getattr(block, name).data, keep=keep)
-                delattr(block, name)
-                setattr(block, name, packed)
-        self.packed = True
-        return True
+    def packable(self) -> dict[str, int]:
+        """The blocks' products. A norm's product takes at most 16 warps."""
+        if self.sizes.width % skinny.WARP_COLUMNS or self.sizes.width > 16 * skinny.WARP_COLUMNS:
+            return {}
+        names = ("q_weight", "out_weight", "up_weight", "down_weight")
+        return {f"blocks.{i}.{name}": 8 for i in range(self.sizes.depth) for name in names}
 
 
 def batched(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from innerloop.blocks.packing import Packable
 from innerloop.blocks.sizes import DecoderSizes
 from innerloop.blocks.stack import Stack
 from innerloop.kernels import skinny
 
 EPS = 1e-6  # GemmaConfig.rms_norm_eps
-COLUMNS = 128  # a warp of the few-row kernels multiplies this many columns of a weight
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ExpertLayer(nn.Module):
         self.down_weight = nn.Parameter(torch.empty(d, f))
 
 
-class ActionExpert(nn.Module):
+class ActionExpert(Packable):
     """Layers of the expert; `norms` holds 2 per layer, input then mlp."""
 
     def __init__(self, sizes: DecoderSizes) -> None:
@@ -83,22 +83,14 @@ class ActionExpert(nn.Module):
             x = skinny.project_residual(hidden, layer.down_weight, second.gate, x, None, prefix)
         return x
 
-    def pack(self, keep: bool = False) -> bool:
-        """Lay the products out as the few-row CUDA kernels read them; False, and no change, where widths do not suit.
-
-        keep: hold on to the dense weights as well, for batches of more rows than those kernels take.
-        """
+    def packable(self) -> dict[str, int]:
+        """Every product of every layer."""
         pairs = {
             "qkv_weight": self.sizes.head_dim // 2,
             "out_weight": 8,
             "gate_up_weight": self.sizes.mlp_dim,
             "down_weight": 8,
         }
-        if any(getattr(self.layers[0], name).shape[1] % COLUMNS for name in pairs):
-            return False
-        for layer in self.layers:
-            for name, pair in pairs.items():
-                packed = skinny.pack(getattr(layer, name).data, pair, keep)
-                delattr(layer, name)
-                setattr(layer, name, packed)
-        return True
+        if any(getattr(self.layers[0], name).shape[1] % skinny.WARP_COLUMNS for name in pairs):
+            return {}
+        return {f"layers.{i}.{name}": pair for i in range(self.sizes.depth) for name, pair in pairs.items()}

@@ -207,16 +207,11 @@ def _pack(model: nn.Module, placement: Placement, config: PolicyConfig) -> bool:
 
 
 def _copies(model: nn.Module, placement: Placement, config: PolicyConfig) -> list[str]:
-    """The parameters that `_pack` will keep in both layouts, where their widths suit."""
+    """The parameters that `_pack` will keep in both layouts."""
     heads = _heads(model)
     if not _few(heads.values(), placement, config, 1) or _few(heads.values(), placement, config, placement.batch):
         return []
-    return [
-        f"{place}.{name}"
-        for place, head in heads.items()
-        for name, parameter in head.named_parameters()
-        if parameter.dim() == 2 and name.startswith(("layers.", "blocks."))
-    ]
+    return [f"{place}.{name}" for place, head in heads.items() for name in head.packable()]
 
 
 def _heads(model: nn.Module) -> dict[str, ActionExpert | DiT]:

@@ -16,10 +16,11 @@ from innerloop.kernels.euler import Guide
 from innerloop.kernels.select import on_device, unfused
 from innerloop.kernels.skinny import compose, cuda, reference
 from innerloop.kernels.skinny.compile import available
-from innerloop.kernels.skinny.packing import Packed, pack, unpack
+from innerloop.kernels.skinny.packing import WARP_COLUMNS, Packed, pack, unpack
 from innerloop.kernels.skinny.start import chain
 
 __all__ = [
+    "WARP_COLUMNS",
     "Packed",
     "attend",
     "chain",

@@ -10,12 +10,11 @@ from innerloop.contract.errors import InnerloopError
 from innerloop.kernels.euler import Guide
 from innerloop.kernels.launch import Launch, Limits, Shape, Table, choose, limits
 from innerloop.kernels.skinny.arguments import AttendArgs, LinearArgs, StepArgs
-from innerloop.kernels.skinny.packing import Packed
+from innerloop.kernels.skinny.packing import WARP_COLUMNS, Packed
 from innerloop.kernels.skinny.start import begin
 
 NORM_QKV_ROPE, NORM_GLU, RESIDUAL, NORM_LINEAR = range(4)
 MAX_ROWS = 64
-WARP_COLUMNS = 128  # columns of the weight that one warp multiplies
 ATTENTION_PARTS = 8  # programs that share one head's keys
 ATTENTION_DIM = 256
 

@@ -6,6 +6,8 @@ import torch
 
 from innerloop.contract.errors import InnerloopError
 
+WARP_COLUMNS = 128  # columns of the weight that one warp multiplies
+
 
 @dataclass(frozen=True)
 class Packed:
