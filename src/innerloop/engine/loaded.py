@@ -1,5 +1,6 @@
 """A policy that is ready: observations in, chunks out, from any thread."""
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,8 +51,10 @@ class LoadedPolicy:
 
     def __post_init__(self) -> None:
         self._bytes = self.memory.by_role()
-        self._device = str(self.placement.device)
-        self._kernels = self._what_runs()
+
+    @functools.cached_property
+    def _device(self) -> str:
+        return str(self.placement.device)
 
     @property
     def plans(self) -> Mapping[int, Plan]:
@@ -86,10 +89,13 @@ class LoadedPolicy:
             "processing": described,
         }
 
-    @property
+    @functools.cached_property
     def kernels(self) -> str:
         """What really runs: reference, operators or fused; `+skinny` where the expert's few-row CUDA kernels do."""
-        return self._kernels
+        if self.placement.device.type == "cpu":
+            return "reference"
+        tuned = f", {self.tuned} tuned launches" if self.tuned else ""
+        return f"{self.placement.kernels}{'+skinny' if self.packed else ''}{tuned}"
 
     def infer(
         self,
@@ -175,12 +181,6 @@ class LoadedPolicy:
         if self.batched is not None:
             self.batched.close()
 
-    def _what_runs(self) -> str:
-        if self.placement.device.type == "cpu":
-            return "reference"
-        tuned = f", {self.tuned} tuned launches" if self.tuned else ""
-        return f"{self.placement.kernels}{'+skinny' if self.packed else ''}{tuned}"
-
     def _row(
         self, observation: Mapping[str, Any], noise: np.ndarray | None, seed: int | None, previous: Previous | None
     ) -> "_Row":
@@ -197,7 +197,7 @@ class LoadedPolicy:
             policy=self.family.name,
             precision=self.placement.precision,
             device=self._device,
-            kernels=self._kernels,
+            kernels=self.kernels,
             stages=stages,
             capacity=capacity,
             prompt_tokens=row.context.prompt_tokens,

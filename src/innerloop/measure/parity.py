@@ -217,6 +217,7 @@ def _chat_stages(policy: LoadedPolicy, prepared: Prepared, interpreter: Interpre
     length, merge = int(inputs["prompt_length"][0]), policy.config.vision.merge
     shown = [(p, int(h), int(w)) for p, (h, w) in zip(inputs["pixels"], inputs["grids"], strict=True) if h]
     frames = [np.repeat(p.reshape(h * w, 1, -1, 3), policy.config.vision.temporal, 1) for p, h, w in shown]
+    planes = np.concatenate(frames).transpose(0, 3, 1, 2)  # channel, frame, pixel, as the official side has them
     visual, room = tensors["visual"][0], policy.config.slots.patches // merge**2
     vision = [visual[i * room :][: h * w // merge**2] for i, (_, h, w) in enumerate(shown)]
     *_, features = outputs(tensors, model.backbone.language, length)
@@ -224,9 +225,7 @@ def _chat_stages(policy: LoadedPolicy, prepared: Prepared, interpreter: Interpre
     return {
         "tokens": inputs["tokens"][:length],
         "grids": np.array([[h, w] for _, h, w in shown]),
-        "pixels": np.concatenate(frames).transpose(0, 3, 1, 2).reshape(sum(map(len, frames)), -1).astype(np.float32)
-        / 127.5
-        - 1.0,
+        "pixels": planes.reshape(len(planes), -1).astype(np.float32) / 127.5 - 1.0,
         "position_ids": inputs["positions"][:, :length],
         "state": inputs["state"],
         "vision": _numpy(torch.cat(vision)),

@@ -93,6 +93,10 @@ class Slot:
         self._dtype = host_dtype(buffer)
         self._shapes = {buffer.shape, buffer.shape[1:]} if buffer.shape[:1] == (1,) else {buffer.shape}
 
+    def starts(self, rows: int) -> range:
+        """Where each of so many rows begins."""
+        return range(self.start, self.end, self.buffer.bytes // rows)
+
     def bytes_of(self, value: Value) -> bytes | None:
         """A whole small value; None for what is large, shorter, in rows or wrong."""
         if self.small and isinstance(value, np.ndarray) and value.shape in self._shapes and value.dtype == self._dtype:
@@ -233,12 +237,10 @@ class Windows:
         slot.content, slot.raw = NOTHING, None
         if not slot.small:
             self._refresh.present[slot.index] = NOTHING
+        starts = slot.starts(len(new))
         if [piece.size for piece in new] != [view.size for view in slot.views]:
-            stride = slot.buffer.bytes // len(new)
-            starts = range(slot.start, slot.end, stride)
             slot.views = tuple(self._host[at : at + piece.size] for at, piece in zip(starts, new, strict=True))
-        stride = slot.buffer.bytes // len(new)
-        for start, view, piece in zip(range(slot.start, slot.end, stride), slot.views, new, strict=True):
+        for start, view, piece in zip(starts, slot.views, new, strict=True):
             view[:] = piece
             if not slot.small:
                 self._copy(start, start + view.size)
@@ -264,8 +266,7 @@ class Windows:
             self._refresh.present[slot.index] = slot.content
 
     def _copy_rows(self, slot: Slot) -> None:
-        stride = slot.buffer.bytes // len(slot.views)
-        for start, view in zip(range(slot.start, slot.end, stride), slot.views, strict=True):
+        for start, view in zip(slot.starts(len(slot.views)), slot.views, strict=True):
             self._copy(start, start + view.size)
         self._refresh.present[slot.index] = slot.content
 
