@@ -127,7 +127,7 @@ def train(seconds: float, batch: int, rate: float, device: str) -> None:
             print(
                 f"{elapsed:.0f} s, step {step}, loss {loss.item():.3f}, held out {test:.3f}; found {shares}", flush=True
             )
-            save_file({name: value.contiguous() for name, value in tower.state_dict().items()}, FRAMES / TOWER)
+    save_file({name: value.contiguous() for name, value in tower.state_dict().items()}, FRAMES / TOWER)
 
 
 def _load() -> tuple[Tensor, Tensor]:

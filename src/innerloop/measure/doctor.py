@@ -27,6 +27,9 @@ EXTRAS = {
     ),
     "orbax": Extra("tensorstore", "tensorstore", "openpi's JAX checkpoints", "pip install 'innerloop[orbax]'"),
     "jpeg": Extra("simplejpeg", "simplejpeg", "JPEG frames decoded faster", "pip install 'innerloop[jpeg]'"),
+    "opencv": Extra(
+        "cv2", "opencv-python-headless", "GR00T's frames resized faster", "pip install 'innerloop[opencv]'"
+    ),
     "serve": Extra("websockets", "websockets", "innerloop serve", "pip install 'innerloop[serve]'"),
     "triton": Extra(
         "triton", "triton", "our kernels on a GPU", "pip install triton (torch's CUDA wheels for Linux bring it)"
