@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from innerloop.kernels import euler
@@ -11,7 +12,9 @@ from innerloop.kernels.skinny.packing import pack
 from innerloop.kernels.skinny.start import chain, compiled_with
 
 WIDTH, HEADS, DIM, MLP, ACTIONS, EPS = 1024, 8, 256, 4096, 32, 1e-6
-
+ON_HOPPER = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9, reason="needs bulk copies"
+)
 
 SIZES = [
     (1, 1, 65),

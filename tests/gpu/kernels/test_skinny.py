@@ -4,25 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from few_rows import DIM, EPS, HEADS, MLP, SIZES, Layer, Solver, error, random
+from few_rows import DIM, EPS, HEADS, MLP, ON_HOPPER, SIZES, Layer, Solver, error, random
 
 from innerloop.kernels import euler
 from innerloop.kernels.skinny import cuda, reference
 from innerloop.kernels.skinny.packing import pack
 from innerloop.kernels.skinny.start import chain, compiled_with
 
-pytestmark = pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 9, reason="needs bulk copies"
-)
-
-
-@pytest.fixture(autouse=True)
-def _poisoned_allocations() -> object:
-    """Every torch.empty is NaN."""
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = [ON_HOPPER, pytest.mark.usefixtures("poisoned_allocations")]
 
 
 @pytest.mark.parametrize(("batch", "tokens", "keys"), SIZES)
