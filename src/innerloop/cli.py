@@ -178,7 +178,7 @@ def demo(
     device: Device = None,
     precision: Precision = None,
 ) -> None:
-    """Run the shipped tiny checkpoint on the shipped camera frames: actions, stage table, receipt, a page to look at."""
+    """Let the shipped policy drive a simulated arm through five tasks: success, stages, control verdict, film and page."""
     from innerloop import demo as demonstration
 
     demonstration.main(output, device, precision, out)
