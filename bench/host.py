@@ -2,13 +2,17 @@
 
 The policy is real (frames, prompt, state, noise, chunk), but in place of its stages the device's thread spins, without
 the interpreter's lock, as it does where it waits for a GPU. Copies are real: on CUDA from pinned memory, on a CPU from
-memory to memory. On a CPU a family has its full sizes and no weights, which nothing here reads. Each part is timed twice: in a loop of its own, and as in a decision, where frames and the wait have
-taken its place in the caches; the latter is what a decision pays.
+memory to memory. On a CPU a family has its full sizes and no weights, which nothing here reads. Each part is timed
+twice: in a loop of its own, and as in a decision, where frames and the wait have taken its place in the caches; the
+latter is what a decision pays. On a GPU a time line of real decisions follows (bench.timeline).
 """
 
 import argparse
 import dataclasses
 import hashlib
+import json
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +22,11 @@ import numpy as np
 import torch
 
 import innerloop
+from bench.timeline import Line, table, time_line
 from innerloop.contract import Plan
 from innerloop.engine import LoadedPolicy, RandomWeights, place
 from innerloop.engine.assembly import dtypes_of, memory_plan, outline
+from innerloop.measure import provenance
 from innerloop.measure.clock import Prepared
 from innerloop.measure.message import Message
 from innerloop.measure.observations import frame_size
@@ -34,6 +40,7 @@ from innerloop.runtime.tick import Tick
 from innerloop.runtime.windows import Value, Windows
 
 CHECKPOINT = Path(__file__).parents[1] / "examples/checkpoints/tiny-pi05"
+SQUARE = ("224x224",)  # frames of a time line beside those asked for
 WARM_UP = 20
 PAUSE = 0.3  # ms of the wait before a part is timed as in a decision
 Call = Callable[[int], object]
@@ -234,14 +241,29 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--cameras", type=int, default=2, help="of a family")
     parser.add_argument("--chunk", type=int, default=10, help="of a family")
-    parser.add_argument("--device")
+    parser.add_argument("--device", nargs="?", const="cuda", help="without a name: cuda")
+    parser.add_argument("--decisions", type=int, default=300, help="of each time line of real decisions, on a GPU")
+    parser.add_argument("--json", "--out", type=Path, help="file for the time lines")
     options = parser.parse_args()
     policy = _policy(options)
+    lines = []
+    for frames in dict.fromkeys((options.frames, *SQUARE)) if policy.placement.device.type == "cuda" else ():
+        lines.append(time_line(policy, frames, options.prompt_tokens, options.decisions))
+        print(table(lines[-1]), end="\n\n", flush=True)
+    if options.json is not None:
+        options.json.write_text(_plain(policy, lines))
     case = Case.of(policy, frame_size(options.frames), options.prompt_tokens)
     where = f"{policy.placement.device}, torch {torch.__version__}"
     print(f"{policy.family.name} on {where}, {len(case.seen[0]['images'])} frames of {options.frames}\n")
     print(report(case, options.device_ms, options.count))
     policy.close()
+
+
+def _plain(policy: LoadedPolicy, lines: Sequence[Line]) -> str:
+    command = shlex.join(["python", "-m", "bench.host", *sys.argv[1:]])
+    software = dict(provenance.software(command))
+    where = {"policy": policy.family.name, "device": str(policy.placement.device), **software}
+    return json.dumps({**where, "lines": [line.plain() for line in lines]}, indent=2) + "\n"
 
 
 def _idle(plans: Mapping[int, Plan]) -> dict[int, Plan]:

@@ -1,11 +1,13 @@
 """The host's benchmark times every part of a decision that the host has."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from bench.host import Case, Spin, hollow, parts, report, time_parts
+from bench.timeline import table, time_line
 from innerloop import engine
 
 TINY = Path(__file__).parents[3] / "examples/checkpoints/tiny-pi05"
@@ -38,3 +40,26 @@ def test_a_spin_lasts_about_as_long_as_asked() -> None:
     spin = Spin(2.0)
     shortest = min((spin(), spin.spent)[1] for _ in range(20))
     assert 0.0005 < shortest < 0.008
+
+
+def test_a_time_line_has_every_part_in_order_and_leaves_no_mark() -> None:
+    policy = engine.load(TINY, device="cpu")
+    machine = policy.runtime
+    watched = (policy.processor, machine, machine._sessions, machine._windows, machine._refresh, machine._tick)
+    before = [dict(vars(owner)) for owner in watched]
+    line = time_line(policy, "80x64", 48, 5)
+    assert [list(vars(owner)) for owner in watched] == [list(one) for one in before]
+    assert machine._tick.programs is before[-1]["programs"]
+    policy.close()
+    names = [part.name for part in line.parts]
+    wanted = ["receive", "prepare", "hand-over to the device's thread", "compare", "staged 1", "staged 2"]
+    wanted += ["inputs are on their way", "replay call of vision", "replay call of action", "start of the read back"]
+    wanted += ["wait for the device", "hand-over to the caller", "finish", "receipt, chunk"]
+    assert [name for name in names if name in wanted] == wanted
+    ends = [part.ends for part in line.parts]
+    assert ends == sorted(ends)
+    assert all(0 <= part.p10 <= part.p50 <= part.p90 for part in line.parts)
+    assert 0.5 * line.whole[1] < ends[-1] < 3 * line.whole[1]  # the parts leave nothing out
+    assert line.device == ()
+    assert json.loads(json.dumps(line.plain()))["parts"][0]["name"] == "receive"
+    assert sum(row.startswith("| ") for row in table(line).splitlines()) == 1 + len(names)
