@@ -136,7 +136,7 @@ class Decoder:
         language = self._model.language
         cos, sin = (angles.index_select(1, self._done) for angles in (self._cos, self._sin))
         seen = (self._rows <= self._row).int()[None]
-        reading = Reading(cos, sin, seen, self._keys, self._values, self._row)
+        reading = Reading(cos, sin, seen, (self._keys, self._values), self._row)
         x = embedding.embed(self._next[None], language.embedding, 1.0)
         self.token.copy_(self._model.head(language(x, reading), language.embedding).argmax(-1)[0])
 

@@ -26,15 +26,14 @@ class Reading:
     """What every layer reads beside the hidden states.
 
     cos, sin: float32 [B, T, hd / 2] of the tokens; key_valid: int32 [B, S] of the cache's first S rows, S >= start + T.
-    keys, values: [L, B, rows, Hkv, hd], or [1, ...] where no layer's K/V outlive it. start: cache row of token 0; an
-    int64 [1] on the device where T is 1, so that one capture serves every row.
+    cache: keys and values [L, B, rows, Hkv, hd], or None where no layer's K/V outlive it; S is T then. start: cache row
+    of token 0; an int64 [1] on the device where T is 1, so that one capture serves every row.
     """
 
     cos: torch.Tensor
     sin: torch.Tensor
     key_valid: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
+    cache: tuple[torch.Tensor, torch.Tensor] | None = None
     start: int | torch.Tensor = 0
 
 
@@ -54,30 +53,40 @@ class Qwen3Layer(nn.Module):
         self.down_weight = nn.Parameter(torch.empty(d, f))
 
     def attend(self, normed: torch.Tensor, sizes: Qwen3Sizes, reading: Reading, index: int) -> torch.Tensor:
-        """normed [B, T, D] -> shares of [B, T, D]; writes K/V rows [start, start + T) of cache `index`."""
-        keys, values, seen = reading.keys[index], reading.values[index], reading.key_valid.shape[1]
+        """normed [B, T, D] -> shares of [B, T, D]; writes K/V rows [start, start + T) of cache `index`, where there is one."""
+        qkv, heads = linear.linear(normed, self.qkv_weight), (sizes.heads, sizes.kv_heads)
+        if reading.cache is None:
+            angles, norms = (reading.cos, reading.sin), (self.q_norm, self.k_norm)
+            seen, scale = reading.key_valid, sizes.head_dim**-0.5
+            mixed = attention.rotary_attention(qkv, *angles, *heads, seen, scale, True, *norms, eps=sizes.eps)
+        else:
+            keys, values = (kept[index] for kept in reading.cache)
+            mixed = self._attend_cached(qkv, sizes, reading, keys, values)
+        return linear.deferred(mixed, self.out_weight)[0]
+
+    def _attend_cached(
+        self, qkv: torch.Tensor, sizes: Qwen3Sizes, reading: Reading, keys: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
         if isinstance(reading.start, int):
-            q = self._store(normed, sizes, reading, keys, values, reading.start)
+            q = self._store(qkv, sizes, reading, keys, values, reading.start)
         else:
             k, v = torch.empty_like(keys[:, :1]), torch.empty_like(values[:, :1])
-            q = self._store(normed, sizes, reading, k, v, 0)
+            q = self._store(qkv, sizes, reading, k, v, 0)
             keys.index_copy_(1, reading.start, k)
             values.index_copy_(1, reading.start, v)
-        scale, causal = sizes.head_dim**-0.5, q.shape[1] > 1
-        mixed = attention.attention(q, keys[:, :seen], values[:, :seen], reading.key_valid, scale, causal)
-        return linear.deferred(mixed, self.out_weight)[0]
+        seen, scale, causal = reading.key_valid.shape[1], sizes.head_dim**-0.5, q.shape[1] > 1
+        return attention.attention(q, keys[:, :seen], values[:, :seen], reading.key_valid, scale, causal)
 
     def _store(
         self,
-        normed: torch.Tensor,
+        qkv: torch.Tensor,
         sizes: Qwen3Sizes,
         reading: Reading,
         keys: torch.Tensor,
         values: torch.Tensor,
         start: int,
     ) -> torch.Tensor:
-        qkv, heads = linear.linear(normed, self.qkv_weight), (sizes.heads, sizes.kv_heads)
-        angles, norms = (reading.cos, reading.sin), (self.q_norm, self.k_norm)
+        heads, angles, norms = (sizes.heads, sizes.kv_heads), (reading.cos, reading.sin), (self.q_norm, self.k_norm)
         return rope.rotate_and_store(qkv, *angles, *heads, keys, values, start, *norms, eps=sizes.eps)
 
     def mlp(self, normed: torch.Tensor) -> torch.Tensor:
@@ -104,10 +113,10 @@ class Qwen3(nn.Module):
         hidden states had in transformers 4.57 (entry i + 1 is output i); later versions leave both out.
         A single query reads every valid key; several read causally, and then key_valid ends with the last of them.
         """
-        layers, caches = list(self.layers), reading.keys.shape[0]
+        layers = list(self.layers)
         normed = norm.rms_norm(x, layers[0].input_norm, self.sizes.eps)
         for i, layer in enumerate(layers):
-            delta = layer.attend(normed, self.sizes, reading, i % caches)
+            delta = layer.attend(normed, self.sizes, reading, i)
             x, normed = norm.add_rms_norm(x, delta, layer.mlp_norm, self.sizes.eps)
             delta = layer.mlp(normed)
             if i < len(deepstack):

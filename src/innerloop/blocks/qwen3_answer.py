@@ -57,7 +57,7 @@ def answer_stage(language: Qwen3, head: Qwen3Head, slots: Slots, answer: int) ->
             valid[:, rows + step].fill_(1)
             seen = valid[:, : rows + step + 1].contiguous()
             angles = cos[:, at].contiguous(), sin[:, at].contiguous()
-            reading = Reading(*angles, seen, b["answer_keys"], b["answer_values"], rows + step)
+            reading = Reading(*angles, seen, (b["answer_keys"], b["answer_values"]), rows + step)
             hidden = language(embedding.embed(token, language.embedding, 1.0), reading)
             token = head(hidden, language.embedding).argmax(-1).int()
             b["actions"][:, step + 1 : step + 2].copy_(token)

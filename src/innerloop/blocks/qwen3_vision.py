@@ -8,7 +8,7 @@ from torch import nn
 from innerloop.blocks.siglip import EPS, Shares, SiglipLayer
 from innerloop.blocks.sizes import VisionSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import attention, linear, norm, rope
+from innerloop.kernels import attention, linear, norm
 
 ROPE_THETA = 10000.0  # transformers Qwen3VLVisionRotaryEmbedding
 
@@ -43,11 +43,8 @@ class Qwen3VisionLayer(SiglipLayer):
 
     def attend_rotated(self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, valid: torch.Tensor) -> Shares:
         """normed [I, P, D], cos and sin [I, P, hd / 2], valid int32 [I, P] -> shares of [I, P, D]."""
-        images, patches, width = normed.shape
-        qkv = linear.linear(normed, self.qkv_weight, self.qkv_bias)
-        k, v = (qkv.new_empty(images, patches, self.heads, width // self.heads) for _ in range(2))
-        q = rope.rotate_and_store(qkv, cos, sin, self.heads, self.heads, k, v, 0)
-        mixed = attention.attention(q, k, v, valid, (width // self.heads) ** -0.5)
+        qkv, scale = linear.linear(normed, self.qkv_weight, self.qkv_bias), (normed.shape[2] // self.heads) ** -0.5
+        mixed = attention.rotary_attention(qkv, cos, sin, self.heads, self.heads, valid, scale)
         return linear.deferred(mixed, self.out_weight, self.out_bias)
 
 

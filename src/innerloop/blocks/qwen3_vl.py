@@ -186,12 +186,9 @@ def outputs(
 
     cache: keys and values [L, B, >= rows, Hkv, hd] where they are read later.
     """
-    s = language.sizes
     x, deepstack = embed(b, language, rows)
     cos, sin = b["rotary_cos"][:, :rows].contiguous(), b["rotary_sin"][:, :rows].contiguous()
-    shape = (1, len(x), rows, s.kv_heads, s.head_dim)
-    keys, values = cache or (x.new_empty(shape), x.new_empty(shape))
-    reading = Reading(cos, sin, b["key_valid"][:, :rows].contiguous(), keys, values)
+    reading = Reading(cos, sin, b["key_valid"][:, :rows].contiguous(), cache)
     yield from language.outputs(x, reading, deepstack)
 
 

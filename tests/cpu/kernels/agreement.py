@@ -8,12 +8,15 @@ from torch import Tensor
 
 from bench.cases import earned
 
-# The interpreter truncates fp32 to bf16 where the GPU rounds: up to one unit in the last place more.
+# The interpreter truncates fp32 to bf16 where the GPU rounds: up to one unit in the last place more, each time.
 SLACK = {torch.float32: 4e-6, torch.bfloat16: 2.0**-7}
 
 
-def agree(op: str, function: str, *arguments: Any, written: tuple[int, ...] = ()) -> None:
-    """Calls `function` of an op's Triton module and of its reference; compares every result and written argument."""
+def agree(op: str, function: str, *arguments: Any, written: tuple[int, ...] = (), roundings: int = 1) -> None:
+    """Calls `function` of an op's Triton module and of its reference; compares every result and written argument.
+
+    roundings: how many, one after another, lead to a result.
+    """
     ours, same, truth = (
         _outputs(op, module, function, arguments, written, widen)
         for module, widen in (("triton", False), ("reference", False), ("reference", True))
@@ -21,7 +24,7 @@ def agree(op: str, function: str, *arguments: Any, written: tuple[int, ...] = ()
     for n, (a, b, c) in enumerate(zip(ours, same, truth, strict=True)):
         assert a.shape == b.shape
         assert a.dtype == b.dtype
-        earned(f"{op}.{function} result {n}", a, b, c, SLACK[a.dtype])
+        earned(f"{op}.{function} result {n}", a, b, c, roundings * SLACK[a.dtype])
 
 
 def _outputs(

@@ -13,7 +13,7 @@ OPS = {
     "norm": ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "modulated_rms_norm", "gated_add_rms_norm",
              "modulated_layer_norm", "gated_add"),
     "rope": ("rotate_and_store",),
-    "attention": ("attention",),
+    "attention": ("attention", "rotary_attention"),
     "activation": ("activate", "glu"),
     "linear": ("linear",),
     "image": ("frames_to_patches",),

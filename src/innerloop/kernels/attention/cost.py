@@ -8,3 +8,12 @@ def attention(tokens: int, keys: int, heads: int, kv_heads: int, dim: int, eleme
     flops = 4 * batch * tokens * keys * heads * dim
     moved = batch * dim * element * (2 * tokens * heads + 2 * keys * kv_heads)
     return Cost(flops, moved)
+
+
+def rotary_attention(
+    tokens: int, heads: int, kv_heads: int, dim: int, element: int = 2, batch: int = 1, normed: bool = False
+) -> Cost:
+    """As attention over its own tokens; beside it three flops a rotated element, four more if normed, and fp32 angles."""
+    turned = batch * tokens * (heads + kv_heads) * dim
+    angles = Cost(turned * (3 + (4 if normed else 0)), batch * tokens * dim * 4)
+    return attention(tokens, tokens, heads, kv_heads, dim, element, batch) + angles

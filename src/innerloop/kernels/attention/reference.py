@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from innerloop.kernels.rope import reference as rope
+
 
 def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, causal: bool = False) -> Tensor:
     """softmax(scale * q k^T over the keys a query may see) v; zeros where it may see none."""
@@ -30,3 +32,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
     if seen is not None:
         out = out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
     return out.transpose(1, 2).reshape(batch, tokens, heads * dim)
+
+
+def rotary_attention(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    key_valid: Tensor | None,
+    scale: float,
+    causal: bool = False,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """attention of what rotate_and_store makes of qkv."""
+    batch, tokens, width = qkv.shape
+    k, v = (qkv.new_empty(batch, tokens, kv_heads, width // (heads + 2 * kv_heads)) for _ in range(2))
+    q = rope.rotate_and_store(qkv, cos, sin, heads, kv_heads, k, v, 0, q_norm, k_norm, eps)
+    return attention(q, k, v, key_valid, scale, causal)

@@ -18,10 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from innerloop.kernels import launch
+from innerloop.kernels.attention.rotary import rotary_attention as rotary_attention
+from innerloop.kernels.attention.softmax import LOG2_E, soften
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
 
-LOG2_E = 1.4426950408889634
 FEW_ROWS = 1024  # up to here row tiles alone do not fill a device, and keys are split,
 ENOUGH_HEADS, SHORT = 16, 256  # unless so many heads read so few keys: adding shares then costs more than it saves
 
@@ -106,15 +107,6 @@ def _rows(desc, at, first, stride, place, column, WIDTH: tl.constexpr, DIM: tl.c
 
 
 @triton.jit
-def _soften(score, maximum, total, scale):
-    """Weights of a block, and what running results shrink by; scale includes log2(e)."""
-    raised = tl.maximum(maximum, tl.max(score, axis=1) * scale)
-    weight = tl.exp2(score * scale - raised[:, None])
-    shrink = tl.exp2(maximum - raised)
-    return weight, shrink[:, None], raised, total * shrink + tl.sum(weight, axis=1)
-
-
-@triton.jit
 def _blocks(valid_at, last, reach, key, BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr):
     """First block and end of the first run of blocks that every row sees whole; a running count of the others that
     hold a valid key: the i-th of them is the number of blocks whose count is at most i.
@@ -181,7 +173,7 @@ def _attend(
         if REST > 1:
             k_rest = _rows(None, k_at, at, k_token, place, rest, REST, DIM, False, BLOCK_N)
             score = dot(q_rest, tl.trans(k_rest), score)
-        weight, shrink, maximum, total = _soften(score, maximum, total, scale)
+        weight, shrink, maximum, total = soften(score, maximum, total, scale)
         acc = dot(weight.to(kind), v, acc * shrink)
         if REST > 1:
             v_rest = _rows(None, v_at, at, v_token, place, rest, REST, DIM, False, BLOCK_N)
@@ -210,7 +202,7 @@ def _attend(
             if CAUSAL:
                 visible = visible & (at[None, :] <= token[:, None] + (keys - tokens))
             score = tl.where(visible, score, float("-inf"))
-            weight, shrink, maximum, total = _soften(score, maximum, total, scale)
+            weight, shrink, maximum, total = soften(score, maximum, total, scale)
             acc = dot(weight.to(kind), v, acc * shrink)
             if REST > 1:
                 v_rest = tl.load(v_rows + rest[None, :], mask=seen[:, None] & (rest < DIM)[None, :], other=0.0)

@@ -1,0 +1,68 @@
+"""Attention out of a fused projection on a CUDA device: sizes off the tiles, masks, every choice of kernels."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from bench.cases import earned
+from innerloop.kernels import attention, use_kernels
+from innerloop.kernels.attention import reference
+from innerloop.kernels.attention import triton as kernel
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+SIZES = [1, 7, 63, 65, 182, 196]
+
+
+def _arguments(tokens: int, dim: int, dtype: torch.dtype) -> tuple[list[Any], torch.Tensor, tuple[Any, ...]]:
+    """Two robots, 4 query heads of 2 K/V heads; the second robot lacks keys here and there, which hold NaN."""
+    torch.manual_seed(tokens)
+    angle = torch.rand(2, tokens, dim // 2, device="cuda") * 6.0
+    qkv = torch.randn(2, tokens, 8 * dim, device="cuda").to(dtype)
+    valid = torch.ones(2, tokens, dtype=torch.int32, device="cuda")
+    valid[1, tokens // 2 :: 3] = 0
+    qkv[..., 4 * dim :].masked_fill_((valid == 0)[..., None], float("nan"))
+    norms = (torch.randn(dim, device="cuda").to(dtype), torch.randn(dim, device="cuda").to(dtype), 1e-6)
+    return [qkv, angle.cos(), angle.sin(), 4, 2], valid, norms
+
+
+def _widened(values: list[Any]) -> list[Any]:
+    return [v.float() if torch.is_tensor(v) and v.dtype is torch.bfloat16 else v for v in values]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 72, 128])
+@pytest.mark.parametrize("tokens", SIZES)
+def test_against_fp32(tokens: int, dim: int, causal: bool, dtype: torch.dtype) -> None:
+    before, valid, norms = _arguments(tokens, dim, dtype)
+    for mask, weights in ((valid, norms), (valid, ()), (None, norms)):
+        own = [*before] if mask is not None else [before[0].nan_to_num(0.5), *before[1:]]
+        call = [*own, mask, dim**-0.5, causal, *weights]
+        ours, same = kernel.rotary_attention(*call), reference.rotary_attention(*call)
+        earned(f"{tokens} tokens of {dim}", ours, same, reference.rotary_attention(*_widened(call)), slack=2e-5)
+
+
+@pytest.mark.parametrize(("tokens", "dim"), [(182, 128), (600, 64), (70, 256)])
+def test_choices_of_kernels_agree(tokens: int, dim: int) -> None:
+    before, valid, norms = _arguments(tokens, dim, torch.bfloat16)
+    call = [*before, valid, dim**-0.5, True, *norms]
+    same, truth = reference.rotary_attention(*call), reference.rotary_attention(*_widened(call))
+    for kind in ("reference", "operators", "fused"):
+        with use_kernels(kind):
+            earned(f"{kind}, {tokens} tokens of {dim}", attention.rotary_attention(*call), same, truth)
+
+
+def test_one_capture_serves_every_length() -> None:
+    before, valid, norms = _arguments(150, 128, torch.bfloat16)
+    before[0].nan_to_num_(0.5)
+    call = [*before, valid, 128**-0.5, True, *norms]
+    kernel.rotary_attention(*call)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = kernel.rotary_attention(*call)
+    for length in range(0, 151, 7):
+        valid.zero_()[:, :length] = 1
+        graph.replay()
+        truth = reference.rotary_attention(*_widened(call))
+        earned(f"{length} keys", out, reference.rotary_attention(*call), truth)
