@@ -71,8 +71,8 @@ def test_images_of_two_sizes(dtype: torch.dtype) -> None:
 def test_every_tile(causal: bool, normed: bool) -> None:
     before, norms = _arguments(2, 37, (4, 2), 24, torch.float32, normed)
     mask = _masked(before[0], (4, 2), [*range(3, 9), *range(20, 36)], [*range(17)])
-    for rows, keys in ((16, 16), (16, 32), (32, 16), (64, 64), (128, 16)):
-        choice = Launch.of(4, 1, BLOCK_M=rows, BLOCK_N=keys)
+    for rows, keys, ahead in ((16, 16, 0), (16, 32, 1), (32, 16, 1), (64, 64, 1), (64, 64, 0), (128, 16, 0)):
+        choice = Launch.of(4, 1, BLOCK_M=rows, BLOCK_N=keys, AHEAD=ahead)
         with launch.forced({("attention.rotary_narrow", (74, 37, 24, 4)): choice}):
             _agree(*before, mask, 0.2, causal, *norms)
 

@@ -32,35 +32,50 @@ def _shared_bytes(choice: Launch, shape: Shape) -> int:
 
 
 def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
-    """Tiles of no more than twice the rows or keys; at most 128 registers a thread each for sums, scores and a rotation."""
-    rows, keys, dim, _ = shape
-    block_m, block_n, room = choice["BLOCK_M"], choice["BLOCK_N"], 32 * choice.warps * 128
-    fits = block_m * (2 * _half(dim)) <= room and block_n * (4 * _half(dim)) <= room and block_m * block_n <= room
+    """Tiles of no more than twice the rows or keys; at most 128 registers a thread each for sums, scores and a rotation.
+
+    fp32 products are multiply-adds of whole tiles in registers: eight scores a thread, nothing pipelined.
+    """
+    rows, keys, dim, element = shape
+    block_m, block_n, threads = choice["BLOCK_M"], choice["BLOCK_N"], 32 * choice.warps
+    if element == 4 and (choice.stages > 1 or choice["AHEAD"] or block_m * block_n > 8 * threads):
+        return False
+    fits = max(block_m * 2 * _half(dim), block_n * 4 * _half(dim), block_m * block_n) <= 128 * threads
     return fits and block_m <= max(16, 2 * rows) and block_n <= max(16, 2 * keys)
 
 
-def _tile(warps: int, stages: int, rows: int, keys: int) -> Launch:
-    return Launch.of(warps, stages, BLOCK_M=rows, BLOCK_N=keys)
+def _tile(warps: int, stages: int, rows: int, keys: int, ahead: int = 0) -> Launch:
+    """ahead: the next tile of keys is on its way to registers while one is read.
+
+    The compiler's own stages copy it to shared memory at the end of a turn, and read the angles from there once more.
+    """
+    return Launch.of(warps, stages, BLOCK_M=rows, BLOCK_N=keys, AHEAD=ahead)
 
 
-_ANYWHERE = [_tile(4, 1, 32, 32), _tile(4, 1, 16, 32), _tile(4, 1, 16, 16)]
+_ANYWHERE = [
+    _tile(8, 1, 64, 32),
+    _tile(8, 1, 32, 32),
+    _tile(4, 1, 32, 32),
+    _tile(4, 1, 16, 32),
+    _tile(4, 1, 16, 16),
+]
 
 NARROW = Table(
     "attention.rotary_narrow",
     default=[
+        _tile(4, 1, 64, 64, ahead=1),
+        _tile(8, 1, 64, 64, ahead=1),
+        _tile(4, 1, 32, 64, ahead=1),
+        _tile(8, 1, 32, 128, ahead=1),
         _tile(4, 2, 64, 64),
         _tile(4, 1, 64, 64),
-        _tile(8, 2, 64, 64),
         _tile(4, 2, 32, 64),
-        _tile(4, 1, 32, 64),
-        _tile(4, 2, 64, 128),
         _tile(4, 1, 64, 128),
         _tile(8, 1, 64, 128),
-        _tile(8, 1, 32, 128),
+        _tile(4, 1, 32, 128),
         _tile(8, 1, 64, 256),
         _tile(8, 1, 32, 256),
-        _tile(16, 1, 64, 256),
-        _tile(4, 2, 32, 32),
+        _tile(16, 1, 32, 256),
         *_ANYWHERE,
     ],
     shared_bytes=_shared_bytes,
@@ -69,20 +84,18 @@ NARROW = Table(
 WIDE = Table(
     "attention.rotary",
     default=[
+        _tile(8, 1, 64, 64, ahead=1),
+        _tile(4, 1, 64, 32, ahead=1),
+        _tile(8, 1, 64, 32, ahead=1),
+        _tile(8, 1, 32, 64, ahead=1),
+        _tile(4, 1, 32, 32, ahead=1),
         _tile(8, 2, 64, 64),
         _tile(8, 1, 64, 64),
         _tile(4, 2, 64, 64),
         _tile(4, 1, 64, 64),
-        _tile(16, 2, 64, 64),
-        _tile(16, 1, 64, 64),
-        _tile(8, 2, 64, 128),
         _tile(8, 1, 64, 128),
-        _tile(16, 1, 64, 128),
-        _tile(8, 2, 32, 64),
-        _tile(4, 2, 64, 32),
-        _tile(4, 2, 32, 64),
         _tile(8, 1, 32, 128),
-        _tile(4, 2, 32, 32),
+        _tile(4, 2, 64, 32),
         *_ANYWHERE,
     ],
     shared_bytes=_shared_bytes,
@@ -99,13 +112,17 @@ def _halves(ptr, lane, HALF: tl.constexpr):
 
 
 @triton.jit
-def _turned(at, cos_at, sin_at, held, weight_a, weight_b, eps, NORMED: tl.constexpr, HALF: tl.constexpr):
-    """Both halves of the rows at `at`, normed and rotated in fp32, rounded as they would be stored."""
-    kind = at.dtype.element_ty
-    a = tl.load(at, mask=held, other=0.0).to(tl.float32)
-    b = tl.load(at + HALF, mask=held, other=0.0).to(tl.float32)
-    cos = tl.load(cos_at, mask=held, other=0.0).to(tl.float32)
-    sin = tl.load(sin_at, mask=held, other=0.0).to(tl.float32)
+def _raw(at, cos_at, sin_at, held, HALF: tl.constexpr):
+    """Both halves of the rows at `at`, and their angles."""
+    a, b = tl.load(at, mask=held, other=0.0), tl.load(at + HALF, mask=held, other=0.0)
+    return a, b, tl.load(cos_at, mask=held, other=0.0), tl.load(sin_at, mask=held, other=0.0)
+
+
+@triton.jit
+def _turned(a, b, cos, sin, weight_a, weight_b, eps, NORMED: tl.constexpr, HALF: tl.constexpr):
+    """Both halves normed and rotated in fp32, rounded as they would be stored."""
+    kind = a.dtype
+    a, b, cos, sin = a.to(tl.float32), b.to(tl.float32), cos.to(tl.float32), sin.to(tl.float32)
     if NORMED:
         inverse = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / (2 * HALF) + eps)[:, None]
         a, b = a * inverse * weight_a, b * inverse * weight_b
@@ -113,11 +130,20 @@ def _turned(at, cos_at, sin_at, held, weight_a, weight_b, eps, NORMED: tl.conste
 
 
 @triton.jit
+def _seen(valid_at, at, end):
+    """Which of the keys at `at` count."""
+    seen = at < end
+    if valid_at is not None:
+        seen = tl.load(valid_at + at, mask=seen, other=0) != 0
+    return seen
+
+
+@triton.jit
 def _rotary_attention(
     qkv_ptr, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, valid_ptr, out_ptr, rows, tokens,
     qkv_batch, qkv_token, cos_batch, cos_token, valid_batch, scale, eps,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-    CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+    CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     DIM: tl.constexpr = 2 * HALF
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -125,8 +151,7 @@ def _rotary_attention(
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     token, head = row // GROUP, kv_head * GROUP + row % GROUP
     lane, column, key = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
-    real = row < rows
-    kind = qkv_ptr.dtype.element_ty
+    real, turns, wide = row < rows, (lane < HALF)[None, :], (column < DIM)[None, :]
     q_weight_a, q_weight_b, k_weight_a, k_weight_b = None, None, None, None
     if q_norm_ptr is not None:
         q_weight_a, q_weight_b = _halves(q_norm_ptr, lane, HALF)
@@ -136,39 +161,54 @@ def _rotary_attention(
     qkv_at = qkv_ptr + batch * qkv_batch
     cos_at, sin_at = cos_ptr + batch * cos_batch + lane[None, :], sin_ptr + batch * cos_batch + lane[None, :]
     q_at = qkv_at + (token * qkv_token + head * DIM)[:, None] + lane[None, :]
-    q_held, q_turn = real[:, None] & (lane < HALF)[None, :], (token * cos_token)[:, None]
-    q_a, q_b = _turned(q_at, cos_at + q_turn, sin_at + q_turn, q_held, q_weight_a, q_weight_b, eps, q_norm_ptr is not None, HALF)  # fmt: skip
+    turn = (token * cos_token)[:, None]
+    q_a, q_b, q_cos, q_sin = _raw(q_at, cos_at + turn, sin_at + turn, real[:, None] & turns, HALF)
     k_at = qkv_at + (HEADS + kv_head) * DIM + lane[None, :]
     v_at = qkv_at + (HEADS + KV_HEADS + kv_head) * DIM + column[None, :]
+    valid_at = valid_ptr
+    if valid_ptr is not None:
+        valid_at = valid_ptr + batch * valid_batch
+    end = tokens
+    if CAUSAL:
+        end = tl.minimum(tokens, (tl.program_id(0) * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
+    if AHEAD:  # the first tiles are on their way while the queries are rotated, then each while the one before is read
+        line, angle = (key * qkv_token)[:, None], (key * cos_token)[:, None]
+        a, b, cos, sin = _raw(k_at + line, cos_at + angle, sin_at + angle, (key < end)[:, None] & turns, HALF)
+        seen, next_seen = _seen(valid_at, key, end), _seen(valid_at, key + BLOCK_N, end)
+        v = tl.load(v_at + line, mask=seen[:, None] & wide, other=0.0)
+    q_a, q_b = _turned(q_a, q_b, q_cos, q_sin, q_weight_a, q_weight_b, eps, q_norm_ptr is not None, HALF)
     maximum = tl.full((BLOCK_M,), -1.0e30, tl.float32)  # finite, so that masked minus masked is not NaN
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     nothing = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    end = tokens
-    if CAUSAL:
-        end = tl.minimum(tokens, (tl.program_id(0) * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
     for first in range(0, end, BLOCK_N):
         at = first + key
-        there = at < tokens
-        seen = there
-        if valid_ptr is not None:
-            seen = tl.load(valid_ptr + batch * valid_batch + at, mask=there, other=0) != 0
-        k_held, k_turn = there[:, None] & (lane < HALF)[None, :], (at * cos_token)[:, None]
-        k_rows, v_rows = k_at + (at * qkv_token)[:, None], v_at + (at * qkv_token)[:, None]
-        k_a, k_b = _turned(k_rows, cos_at + k_turn, sin_at + k_turn, k_held, k_weight_a, k_weight_b, eps, k_norm_ptr is not None, HALF)  # fmt: skip
-        # Scores of masked keys are replaced whatever they are; of V nothing may reach a sum, not even 0 * NaN.
-        v = tl.load(v_rows, mask=seen[:, None] & (column < DIM)[None, :], other=0.0)
+        if AHEAD:
+            k_a, k_b = _turned(a, b, cos, sin, k_weight_a, k_weight_b, eps, k_norm_ptr is not None, HALF)
+            visible, values = seen[None, :], v
+            following = at + BLOCK_N
+            line, angle = (following * qkv_token)[:, None], (following * cos_token)[:, None]
+            a, b, cos, sin = _raw(k_at + line, cos_at + angle, sin_at + angle, (following < end)[:, None] & turns, HALF)
+            seen, next_seen = next_seen, _seen(valid_at, following + BLOCK_N, end)
+            v = tl.load(v_at + line, mask=seen[:, None] & wide, other=0.0)
+        else:
+            valid = _seen(valid_at, at, end)
+            rows_at, turn_at = (at * qkv_token)[:, None], (at * cos_token)[:, None]
+            k_a, k_b, k_cos, k_sin = _raw(k_at + rows_at, cos_at + turn_at, sin_at + turn_at, (at < end)[:, None] & turns, HALF)  # fmt: skip
+            k_a, k_b = _turned(k_a, k_b, k_cos, k_sin, k_weight_a, k_weight_b, eps, k_norm_ptr is not None, HALF)
+            # Scores of masked keys are replaced whatever they are; of V nothing may reach a sum, not even 0 * NaN.
+            values = tl.load(v_at + rows_at, mask=valid[:, None] & wide, other=0.0)
+            visible = valid[None, :]
         score = dot(q_a, tl.trans(k_a), nothing)
         score = dot(q_b, tl.trans(k_b), score)
-        visible = seen[None, :]
         if CAUSAL:
             visible = visible & (at[None, :] <= token[:, None])
         weight, shrink, maximum, total = soften(tl.where(visible, score, float("-inf")), maximum, total, scale)
-        acc = dot(weight.to(kind), v, acc * shrink)
+        acc = dot(weight.to(values.dtype), values, acc * shrink)
     release_successor(PDL)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     out_at = out_ptr + ((batch * tokens + token) * HEADS + head)[:, None] * DIM + column[None, :]
-    tl.store(out_at, acc.to(kind), mask=real[:, None] & (column < DIM)[None, :])
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & wide)
 
 
 def rotary_attention(
