@@ -1,7 +1,8 @@
 """`python -m bench.skinny [--tokens 10] [--prefix 576] [--json FILE]`: the few-row kernels of an action expert.
 
-Each op 180 times in a row on the weights of 18 layers, then a whole solver: 18 layers, 10 Euler steps. Plain launches
-beside a chain of dependent ones, and a chain that reads how many rows are given. Every op is first checked against fp32.
+Each op 180 times in a row on the weights of 18 layers (also the query and attention of a cross block, 16 heads over 182
+keys), then a whole solver: 18 layers, 10 Euler steps. Plain launches beside a chain of dependent ones, and a chain that
+reads how many rows are given. Every op is first checked against fp32.
 """
 
 import argparse
@@ -17,8 +18,9 @@ from bench import harness
 from bench.cases import Case
 from innerloop.kernels.cost import Cost
 from innerloop.kernels.euler import Guide
-from innerloop.kernels.skinny import Packed, chain, cost, cuda, pack, reference
+from innerloop.kernels.skinny import Packed, chain, cost, cross, cuda, pack, reference
 
+CROSS_HEADS, CROSS_DIM, CROSS_KEYS, CROSS_ROOM = 16, 64, 182, 320  # starVLA's QwenPI_v3
 LAYERS, STEPS, WIDTH, HEADS, DIM, MLP, ACTIONS, EPS = 18, 10, 1024, 8, 256, 4096, 32, 1e-6
 
 
@@ -36,6 +38,11 @@ class Stack:
         self.valid = torch.ones(1, prefix + tokens, dtype=torch.int32, device="cuda")
         self.tables = _random(2, 2 * LAYERS + 1, 3, WIDTH) * 0.2
         self.given: torch.Tensor | None = None
+        self.query = [pack(_weight(CROSS_HEADS * CROSS_DIM, WIDTH)) for _ in range(LAYERS)]
+        self.query_bias = _random(CROSS_HEADS * CROSS_DIM).bfloat16()
+        self.query_table = (1.0 + self.tables[0, 0, 0], self.tables[0, 0, 1])
+        self.memory = _random(LAYERS, 1, CROSS_ROOM, 2, CROSS_HEADS, CROSS_DIM).bfloat16()
+        self.remembered = (torch.arange(CROSS_ROOM, device="cuda") < CROSS_KEYS).int()[None]
         angle = _random(1, tokens, DIM // 2)
         self.cos, self.sin = angle.cos(), angle.sin()
         self.action_in, self.action_out = _random(WIDTH, ACTIONS) / 8, _random(ACTIONS, WIDTH) / 8
@@ -46,6 +53,8 @@ class Stack:
 
     def arguments(self, op: str, i: int, **inputs: torch.Tensor) -> tuple[Any, ...]:
         """What layer i gives an op, in the order of its parameters."""
+        if op == "cross":
+            return self.cross(i)
         get = {"x": self.x, "y": self.y, "h": self.h, "q": self.q, **inputs}
         tables = self.tables[0] if self.given is None else self.tables.movedim(0, 2)
         (scale, shift, gate), (mlp_scale, mlp_shift, mlp_gate) = tables[2 * i : 2 * i + 2]
@@ -70,6 +79,11 @@ class Stack:
             "gate-up": (get["x"], mlp_scale, mlp_shift, EPS, self.gate_up[i], self.given),
             "down": (get["h"], self.down[i], mlp_gate, get["x"], None, self.given),
         }[op]
+
+    def cross(self, i: int) -> tuple[Any, ...]:
+        """What a cross block with the sizes of starVLA's gives norm_attend."""
+        keys = self.memory[i].unbind(2)
+        return (self.x, *self.query_table, EPS, self.query[i], self.query_bias, *keys, self.remembered, CROSS_HEADS)
 
     def layer(self, i: int, x: torch.Tensor, attention: bool) -> torch.Tensor:
         """One expert layer; without attention, q stands in for its result."""
@@ -96,14 +110,15 @@ class Stack:
         return state
 
 
-def functions() -> dict[str, str]:
+def functions() -> dict[str, Callable[..., torch.Tensor]]:
     """The function of each op that the bench names."""
     return {
-        "qkv": "norm_qkv_rope",
-        "attend": "attend",
-        "out": "project_residual",
-        "gate-up": "norm_glu",
-        "down": "project_residual",
+        "qkv": cuda.norm_qkv_rope,
+        "attend": cuda.attend,
+        "out": cuda.project_residual,
+        "gate-up": cuda.norm_glu,
+        "down": cuda.project_residual,
+        "cross": cross.norm_attend,
     }
 
 
@@ -115,6 +130,7 @@ def costs(tokens: int, keys: int) -> dict[str, Cost]:
         "out": cost.project_residual(tokens, WIDTH, HEADS * DIM),
         "gate-up": cost.norm_glu(tokens, WIDTH, MLP),
         "down": cost.project_residual(tokens, WIDTH, MLP),
+        "cross": cost.norm_attend(tokens, CROSS_KEYS, WIDTH, CROSS_HEADS, CROSS_DIM),
     }
 
 
@@ -148,13 +164,13 @@ def microseconds(replay: Callable[[], None], repeats: int = 30) -> float:
     return float(statistics.median(times[3:]))
 
 
-def error(stack: Stack, op: str, function: str) -> float:
+def error(stack: Stack, op: str, function: Callable[..., torch.Tensor]) -> float:
     """Largest difference from the fp32 reference."""
     given = stack.arguments(op, 0)
     wide = [reference.dense(a).float() if isinstance(a, Packed) else a for a in given]
     wide = [a.float() if isinstance(a, torch.Tensor) and a.dtype is torch.bfloat16 else a for a in wide]
-    truth = getattr(reference, function)(*wide)
-    found = getattr(cuda, function)(*given)
+    truth = getattr(reference, function.__name__)(*wide)
+    found = function(*given)
     return float((found.double() - truth.double()).abs().max())
 
 
@@ -163,13 +179,13 @@ def rows(stack: Stack, roof: harness.Roof) -> Iterator[dict[str, Any]]:
     least = costs(stack.tokens, stack.start + stack.tokens)
     for op, function in functions().items():
 
-        def many(op: str = op, function: str = function) -> None:
+        def many(op: str = op, function: Callable[..., torch.Tensor] = function) -> None:
             for _ in range(STEPS):
                 for i in range(LAYERS):
-                    getattr(cuda, function)(*stack.arguments(op, i))
+                    function(*stack.arguments(op, i))
 
         plain, dependent = (microseconds(captured(many, d)) / (STEPS * LAYERS) for d in (False, True))
-        case = Case("skinny", function, f"{op}, {stack.tokens} rows", least[op], lambda device: ())
+        case = Case("skinny", function.__name__, f"{op}, {stack.tokens} rows", least[op], lambda device: ())
         yield {**harness.row(case, roof, dependent, {"plain": plain}), "error": error(stack, op, function)}
 
 

@@ -12,9 +12,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from innerloop.kernels.attention import attention
 from innerloop.kernels.euler import Guide
 from innerloop.kernels.select import on_device, unfused
-from innerloop.kernels.skinny import compose, cuda, reference
+from innerloop.kernels.skinny import compose, cross, cuda, reference
 from innerloop.kernels.skinny.compile import available
 from innerloop.kernels.skinny.packing import WARP_COLUMNS, Packed, pack, unpack
 from innerloop.kernels.skinny.start import chain
@@ -24,6 +25,7 @@ __all__ = [
     "Packed",
     "attend",
     "chain",
+    "norm_attend",
     "norm_glu",
     "norm_linear",
     "norm_project_step",
@@ -94,6 +96,32 @@ def norm_linear(
     run = _implementation(x, weight).norm_linear
     out: Tensor = run(x, scale, shift, eps, weight, bias, gelu)
     return out
+
+
+def norm_attend(
+    x: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor | Packed,
+    bias: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_valid: Tensor | None,
+    heads: int,
+) -> Tensor:
+    """x [B, T, K] -> its query product behind a layer norm (`norm_linear`), attended over k and v -> [B, T, heads * D].
+
+    weight [heads * D, K] (pair = 8), k and v [B, S, heads, D], key_valid int32 [B, S] or None. One kernel for up to 32
+    tokens an entry and keys within shared memory (about 700 of width 64); else `norm_linear`, then attention. In a
+    chain keys, values and mask are read ahead.
+    """
+    if not on_device(x):
+        return reference.norm_attend(x, scale, shift, eps, weight, bias, k, v, key_valid, heads)
+    if isinstance(weight, Packed) and not unfused(x) and cross.fits(x, weight, k, heads):
+        return cross.norm_attend(x, scale, shift, eps, weight, bias, k, v, key_valid, heads)
+    q = norm_linear(x, scale, shift, eps, weight, bias).view(*x.shape[:2], heads, -1)
+    return attention(q, k, v, key_valid, q.shape[-1] ** -0.5)
 
 
 def project_residual(

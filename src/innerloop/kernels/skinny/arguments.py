@@ -27,6 +27,17 @@ class AttendArgs(ctypes.Structure):
     )
 
 
+class NormAttendArgs(ctypes.Structure):
+    """`Args` of source/norm_attend.cu."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "x", "scale", "shift", "bias", "k", "v", "key_valid", "out")),
+        *((name, ctypes.c_uint64) for name in ("batch_stride", "row_stride")),
+        *((name, ctypes.c_int) for name in ("tokens", "keys", "heads")),
+        *((name, ctypes.c_float) for name in ("eps", "score_scale")),
+    )
+
+
 class StepArgs(ctypes.Structure):
     """`Args` of source/step.cu."""
 

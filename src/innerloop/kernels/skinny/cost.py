@@ -21,6 +21,13 @@ def norm_linear(rows: int, width: int, features: int, element: int = 2) -> Cost:
     return _product(rows, features, width, element) + Cost(rows * features, 4 * 2 * width + element * features)
 
 
+def norm_attend(tokens: int, keys: int, width: int, heads: int, dim: int, element: int = 2) -> Cost:
+    """norm_linear of the query and attention over the valid keys, less the query, which stays inside."""
+    query = norm_linear(tokens, width, heads * dim, element)
+    mixed = attention_cost.attention(tokens, keys, heads, heads, dim, element)
+    return query + mixed + Cost(0, -2 * element * tokens * heads * dim)
+
+
 def project_residual(rows: int, features: int, width: int, element: int = 2) -> Cost:
     """Weight, y and residual read, the sum written; fp32 gate."""
     return _product(rows, features, width, element) + Cost(2 * rows * features, features * (rows * element + 4))

@@ -10,6 +10,7 @@ from innerloop.contract.errors import InnerloopError
 from innerloop.kernels.euler import Guide
 from innerloop.kernels.launch import Launch, Limits, Shape, Table, choose, limits
 from innerloop.kernels.skinny.arguments import AttendArgs, LinearArgs, StepArgs
+from innerloop.kernels.skinny.checks import is_float, need_bias, need_contiguous, strides
 from innerloop.kernels.skinny.packing import WARP_COLUMNS, Packed
 from innerloop.kernels.skinny.start import begin
 
@@ -137,13 +138,13 @@ def norm_qkv_rope(
     batch, tokens, _ = x.shape
     dim = k_cache.shape[-1]
     for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
-        _need_contiguous(name, tensor)
+        need_contiguous(name, tensor)
     if weight.pair != dim // 2 or cos.dtype is not torch.float32 or cos.shape != (batch, tokens, dim // 2):
         raise InnerloopError(
             f"norm_qkv_rope wants a weight packed with pair={dim // 2} (got {weight.pair}) and float32 cos and sin of "
             f"shape {(batch, tokens, dim // 2)} (got {cos.dtype}, {tuple(cos.shape)}); pack and shape them so"
         )
-    batch_stride, row_stride = _strides("k_cache and v_cache", k_cache, v_cache)
+    batch_stride, row_stride = strides("k_cache and v_cache", k_cache, v_cache)
     q = torch.empty(batch, tokens, heads, dim, dtype=x.dtype, device=x.device)
     arguments = LinearArgs(
         **_norm(scale, shift, eps), cos=cos.data_ptr(), sin=sin.data_ptr(), row_tokens=tokens, start=start,
@@ -159,7 +160,7 @@ def norm_glu(
     x: Tensor, scale: Tensor, shift: Tensor | None, eps: float, weight: Packed, prefix: Tensor | None = None
 ) -> Tensor:
     """As reference.norm_glu."""
-    _need_contiguous("x", x)
+    need_contiguous("x", x)
     if weight.pair != weight.rows // 2:
         raise InnerloopError(
             f"norm_glu wants a weight packed with pair={weight.rows // 2}, its number of gates, not {weight.pair}"
@@ -175,8 +176,8 @@ def norm_linear(
     x: Tensor, scale: Tensor | None, shift: Tensor | None, eps: float, weight: Packed, bias: Tensor, gelu: bool
 ) -> Tensor:
     """As reference.norm_linear."""
-    _need_contiguous("x", x)
-    _need_bias(bias, weight)
+    need_contiguous("x", x)
+    need_bias(bias, weight)
     if weight.pair != 8:
         raise InnerloopError(f"norm_linear wants a weight packed with pair=8, not {weight.pair}")
     if scale is not None and shift is not None and scale.dtype is not shift.dtype:
@@ -199,14 +200,14 @@ def project_residual(
     prefix: Tensor | None = None,
 ) -> Tensor:
     """As reference.project_residual."""
-    _need_contiguous("y", y)
-    _need_contiguous("residual", residual)
+    need_contiguous("y", y)
+    need_contiguous("residual", residual)
     if weight.pair != 8:
         raise InnerloopError(f"project_residual wants a weight packed with pair=8, not {weight.pair}")
     out = torch.empty_like(residual)
     arguments = LinearArgs(residual=residual.data_ptr(), gate=None if gate is None else gate.data_ptr())
     if bias is not None:
-        _need_bias(bias, weight)
+        need_bias(bias, weight)
         arguments.bias = bias.data_ptr()
     _give(arguments, prefix, y.shape[1], gate=gate)
     _linear(RESIDUAL, y, weight, out, arguments, gate)
@@ -224,14 +225,14 @@ def attend(
     """As reference.attend."""
     batch, tokens, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
-    _need_contiguous("q", q)
+    need_contiguous("q", q)
     if not can_attend(q, k):
         raise InnerloopError(
             f"attend takes bfloat16 heads of width {ATTENTION_DIM} and at most {MAX_ROWS} tokens and 2048 keys within "
             f"shared memory, not {q.dtype}, width {dim}, {tokens} tokens, {keys} keys; use kernels.attention"
         )
     out = torch.empty(batch, tokens, heads * dim, dtype=q.dtype, device=q.device)
-    batch_stride, row_stride = _strides("k and v", k, v)
+    batch_stride, row_stride = strides("k and v", k, v)
     arguments = AttendArgs(
         q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), key_valid=None if key_valid is None else key_valid.data_ptr(),
         out=out.data_ptr(), batch_stride=batch_stride, row_stride=row_stride, tokens=tokens, keys=keys, start=start,
@@ -272,16 +273,16 @@ def norm_project_step(
     guide: Guide | None = None,
 ) -> Tensor:
     """As reference.norm_project_step."""
-    _need_contiguous("x", x)
+    need_contiguous("x", x)
     out = torch.empty_like(state)
     arguments = StepArgs(
         **_norm(scale, shift, eps), x=x.data_ptr(), weight_out=weight.data_ptr(), bias_out=bias.data_ptr(),
         state=state.data_ptr(), next_state=out.data_ptr(), dt=dt,
     )  # fmt: skip
-    defines = {"HAS_OUT": 1, "MODULATION_FLOAT": _is_float(scale)}
+    defines = {"HAS_OUT": 1, "MODULATION_FLOAT": is_float(scale)}
     if guide is not None:
-        _need_contiguous("previous", guide.previous)
-        _need_contiguous("weight", guide.weight)
+        need_contiguous("previous", guide.previous)
+        need_contiguous("weight", guide.weight)
         _need_lengths(guide.prefix)
         arguments.previous, arguments.guidance = guide.previous.data_ptr(), guide.weight.data_ptr()
         arguments.prefix, arguments.row_tokens = guide.prefix.data_ptr(), state.shape[1]
@@ -292,7 +293,7 @@ def norm_project_step(
 
 
 def _step(state: Tensor, width: int, arguments: StepArgs, defines: Mapping[str, int]) -> None:
-    _need_contiguous("state", state)
+    need_contiguous("state", state)
     actions = state.shape[-1]
     size = width * actions * 4 if "HAS_IN" in defines else 0
     rows = state.numel() // actions
@@ -320,7 +321,7 @@ def _linear(
     arguments.rows, arguments.groups = rows, _passes(rows)
     defines = {
         **dict(launch.sizes), "PHASE": phase, "N": weight.rows, "K": weight.columns, "WARPS": launch.warps,
-        "NT": column_tiles(rows), "HALF": weight.pair, "MODULATION_FLOAT": _is_float(modulation),
+        "NT": column_tiles(rows), "HALF": weight.pair, "MODULATION_FLOAT": is_float(modulation),
         "PREFIXED": int(bool(arguments.prefix)),
         **(extra or {}),
     }  # fmt: skip
@@ -351,23 +352,3 @@ def _give(arguments: LinearArgs, prefix: Tensor | None, tokens: int, **tables: T
 def _need_lengths(prefix: Tensor) -> None:
     if prefix.dtype is not torch.int32 or not prefix.is_contiguous():
         raise InnerloopError(f"the prefix must be contiguous int32, one length a batch entry, not {prefix.dtype}")
-
-
-def _need_bias(bias: Tensor, weight: Packed) -> None:
-    if bias.dtype is not torch.bfloat16 or bias.shape != (weight.rows,):
-        raise InnerloopError(f"the bias must be bfloat16 [{weight.rows}], not {bias.dtype} {list(bias.shape)}")
-
-
-def _is_float(modulation: Tensor | None) -> int:
-    return int(modulation is None or modulation.dtype is torch.float32)
-
-
-def _strides(names: str, k: Tensor, v: Tensor) -> tuple[int, int]:
-    if k.stride() != v.stride() or k.stride(3) != 1 or k.stride(2) != k.shape[3]:
-        raise InnerloopError(f"{names} must share one layout [B, S, heads, D] with whole rows; got {k.stride()}")
-    return k.stride(0), k.stride(1)
-
-
-def _need_contiguous(name: str, tensor: Tensor) -> None:
-    if not tensor.is_contiguous():
-        raise InnerloopError(f"{name} must be contiguous, not strided as {tensor.stride()}")

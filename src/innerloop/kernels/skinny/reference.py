@@ -58,6 +58,23 @@ def norm_linear(
     return F.gelu(out.float(), approximate="tanh").to(out.dtype) if gelu else out
 
 
+def norm_attend(
+    x: Tensor,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+    weight: Tensor | Packed,
+    bias: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_valid: Tensor | None,
+    heads: int,
+) -> Tensor:
+    """attention of norm_linear's rows, `heads` queries each, scores over the square root of a head's width."""
+    q = norm_linear(x, scale, shift, eps, weight, bias, False).view(*x.shape[:2], heads, -1)
+    return attention(q, k, v, key_valid, q.shape[-1] ** -0.5)
+
+
 def project_residual(
     y: Tensor,
     weight: Tensor | Packed,

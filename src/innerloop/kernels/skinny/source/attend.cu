@@ -30,15 +30,6 @@ struct Args {
   float scale;  // times log2(e)
 };
 
-DEVICE uint4 load_transposed(u32 a) {
-  uint4 v;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(a)
-               : "memory");
-  return v;
-}
-
 // s[i][n]: scaled scores of 16 keys (tile warp + i * WARPS) and 8 tokens, -inf where the key is not valid.
 DEVICE void scores(const u8* q, const u8* keys, const u8* valid, float scale, float4 (&s)[EACH][NT], int warp, int lane) {
   const int r = lane >> 2, j = lane & 3;

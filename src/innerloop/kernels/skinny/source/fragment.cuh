@@ -150,6 +150,23 @@ DEVICE void mma(float4& c, uint4 a, u32 b0, u32 b1) {
       : "+f"(c.x), "+f"(c.y), "+f"(c.z), "+f"(c.w)
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
+// Four 8x8 matrices: lanes 8 i to 8 i + 7 name the rows of matrix i, which lands in word i; a lane gets two neighbours of its row.
+DEVICE uint4 load_matrices(u32 a) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(a)
+               : "memory");
+  return v;
+}
+DEVICE uint4 load_transposed(u32 a) {
+  uint4 v;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(a)
+               : "memory");
+  return v;
+}
 // A lane's accumulators hold two tokens of one feature; its neighbour (lane ^ 4) holds the next feature. Returns two
 // neighbouring features of one token: the even feature's lane keeps the first token, the odd one's the second.
 DEVICE float2 two_features(float first, float second, bool odd) {
