@@ -1,7 +1,7 @@
 """`python -m bench.host [CHECKPOINT | FAMILY]`: microseconds of the host's part of a decision, by part.
 
-The policy is real (frames, prompt, state, noise, chunk), but in place of its stages the device's thread spins, without
-the interpreter's lock, as it does where it waits for a GPU. Copies are real: on CUDA from pinned memory, on a CPU from
+The policy is real (frames, prompt, state, noise, chunk), but in place of its stages a thread spins, without the
+interpreter's lock, where it would wait for a GPU. Copies are real: on CUDA from pinned memory, on a CPU from
 memory to memory. On a CPU a family has its full sizes and no weights, which nothing here reads. Each part is timed
 twice: in a loop of its own, and as in a decision, where frames and the wait have taken its place in the caches; the
 latter is what a decision pays. On a GPU a time line of real decisions follows (bench.timeline).
@@ -61,8 +61,27 @@ class Spin:
         self.spent = time.perf_counter() - began
 
 
+class Pretended:
+    """In place of the event at a decision's end: a wait, after that of the device's copies where there is a device."""
+
+    def __init__(self, wait: Callable[[], None], real: torch.cuda.Event | None) -> None:
+        self._wait = wait
+        self._real = real
+
+    def record(self) -> None:
+        """Marks the end of the copies."""
+        if self._real is not None:
+            self._real.record()
+
+    def synchronize(self) -> None:
+        """Waits."""
+        if self._real is not None:
+            self._real.synchronize()
+        self._wait()
+
+
 class IdleMachine(Machine):
-    """A machine whose last program is a wait and whose other programs do nothing."""
+    """A machine whose programs do nothing and whose decisions end after a wait."""
 
     def __init__(self, plans: Mapping[int, Plan], device: torch.device, wait: Callable[[], None]) -> None:
         self._wait = wait
@@ -70,8 +89,8 @@ class IdleMachine(Machine):
 
     def _program(self, captured: bool, samples: Mapping[int, Mapping[str, Value]] | None) -> Programs:
         programs = eager(self._refresh, self._list, self._arena)
-        last = {steps[-1].key for steps in self._refresh.steps}
-        programs.run[:] = [self._wait if key in last else _nothing for key in range(len(programs.run))]
+        programs.run[:] = [_nothing] * len(programs.run)
+        vars(self._windows)["_done"] = Pretended(self._wait, self._windows._done)
         return programs
 
 
@@ -91,12 +110,12 @@ class Parts:
     def stage(self, turn: int) -> None:
         """Compares new inputs and copies them to staging memory; frames also on to the device."""
         self.windows.stage(self.inputs[turn % len(self.inputs)], self.ledger, self.kept)
-        self.windows.wait()
+        self._waited()
 
     def upload(self, turn: int) -> None:
         """What is due, and the copy of the small inputs."""
         self.windows.upload(self.refresh.due(self.steps, self.ledger), self.ledger, self.kept)
-        self.windows.wait()
+        self._waited()
 
     def replay(self, turn: int) -> None:
         """The loop over what is due, without the device."""
@@ -107,6 +126,10 @@ class Parts:
         self.windows.fetch()
         self.windows.wait()
         self.windows.outputs()
+
+    def _waited(self) -> None:
+        self.windows.mark()
+        self.windows.wait()
 
 
 @dataclasses.dataclass(frozen=True)

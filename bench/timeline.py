@@ -120,7 +120,7 @@ def marked(policy: LoadedPolicy, marks: Marks) -> Iterator[None]:
             undo.enter_context(_replaced(owner, name, _around(getattr(owner, name), marks, (before, after, event))))
 
         around(processor, "prepare", after="prepare")
-        around(machine, "decide", before="noise, capacity", after="hand-over to the caller")
+        around(machine, "decide", before="noise, capacity", after="outputs, timing")
         around(machine._sessions, "hold", before="hand-over to the device's thread", after="session", event="begun")
         around(windows, "_fill", before="compare")
         around(windows, "_copy", before="staged", after="upload call")
@@ -134,9 +134,10 @@ def marked(policy: LoadedPolicy, marks: Marks) -> Iterator[None]:
         ]
         undo.enter_context(_replaced(tick, "programs", programs))
         around(windows, "fetch", after="start of the read back", event="outputs on the host")
+        around(machine._thread, "call", after="hand-over to the caller")
         around(windows, "wait", after="wait for the device")
         around(windows, "outputs", after="copy of the outputs")
-        around(processor, "finish", before="outputs, timing", after="finish")
+        around(processor, "finish", after="finish")
         yield
 
 

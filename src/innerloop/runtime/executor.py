@@ -4,8 +4,9 @@ import contextvars
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -22,6 +23,46 @@ class _Reply:
         self.error: BaseException | None = None
 
 
+class Ending(Generic[T]):
+    """What is left of a call once the device has all its work: to wait, and to take the answer.
+
+    The thread that called does it, so that no thread has to be woken when the device is done; where another call
+    comes first, the device's thread does.
+    """
+
+    __slots__ = ("_error", "_guard", "_take", "_value", "_wait")
+
+    def __init__(self, wait: Callable[[], None], take: Callable[[], T], guard: threading.Lock) -> None:
+        self._wait = wait
+        self._take: Callable[[], T] | None = take
+        self._guard = guard
+        self._value: T
+        self._error: BaseException | None = None
+
+    def answer(self) -> T:
+        """Waits and returns the answer, or raises what the wait raises. An interrupt leaves it to the device's thread."""
+        self._finish()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def settle(self) -> None:
+        """The same for the device's thread: an error is left to the thread that called."""
+        try:
+            self._finish()
+        except BaseException as error:  # handed over whole, as in a call
+            self._error, self._take, self._wait = error, None, _nothing
+
+    def _finish(self) -> None:
+        if self._take is None:
+            return
+        self._wait()  # without the guard: two threads may wait for one device
+        with self._guard:
+            if self._take is not None:
+                self._value = self._take()
+                self._take, self._wait = None, _nothing  # an idle thread keeps nobody's policy alive
+
+
 class DeviceThread:
     """Runs callables one after another on a thread of its own, with one CUDA stream current."""
 
@@ -30,12 +71,15 @@ class DeviceThread:
         self.stream: torch.cuda.Stream | None = None
         self._queue: SimpleQueue[tuple[Callable[[], Any], _Reply]] = SimpleQueue()
         self._local = threading.local()
+        self._left: Ending[Any] | None = None
+        self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"innerloop {device}", daemon=True)
         self._thread.start()
 
     def call(self, function: Callable[[], T]) -> T:
         """Runs a function on the device's thread and returns its answer or raises its error."""
         if threading.current_thread() is self._thread:
+            self._settle_last()
             return function()
         reply = getattr(self._local, "reply", None) or _Reply()
         self._local.reply = None  # a wait that is interrupted must not leave a reply that is answered late
@@ -52,6 +96,24 @@ class DeviceThread:
         result: T = value
         return result
 
+    def leave(self, wait: Callable[[], None], take: Callable[[], T]) -> Ending[T]:
+        """On the device's thread, last thing in a call: leaves the wait for the device and the answer to the caller.
+
+        wait may be asked by two threads, and again after an interrupt; take runs once, before the next call.
+        """
+        self._left = ending = Ending(wait, take, self._guard)
+        return ending
+
+    def end(self, ending: Ending[T]) -> T:
+        """The answer of a call that left its ending; waits on this thread. Raises what the wait raises."""
+        if self.device.type != "cuda":
+            return ending.answer()
+        elsewhere = torch.cuda.current_device() != self.device.index
+        with torch.cuda.device(self.device) if elsewhere else nullcontext():
+            if torch.cuda.is_current_stream_capturing():  # a thread that captures must wait for nothing
+                self.call(_nothing)
+            return ending.answer()
+
     def settle(self) -> None:
         """Waits for all work on the device, on whatever stream it was started."""
         if self.device.type == "cuda":
@@ -65,11 +127,21 @@ class DeviceThread:
         while True:
             function, reply = self._queue.get()
             try:
+                self._settle_last()
                 reply.value = function()
             except BaseException as error:  # handed over whole: it belongs to the thread that called
                 reply.error = error
             reply.done.release()
             del function, reply  # an idle thread keeps nobody's policy alive
+
+    def _settle_last(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            left.settle()
+
+
+def _nothing() -> None:
+    return
 
 
 _threads: dict[torch.device, DeviceThread] = {}

@@ -16,7 +16,7 @@ from innerloop.runtime import capsule as capsules
 from innerloop.runtime import export as exports
 from innerloop.runtime.arena import Arena
 from innerloop.runtime.capture import Programs, capture, eager
-from innerloop.runtime.executor import owner
+from innerloop.runtime.executor import Ending, owner
 from innerloop.runtime.interpret import execute
 from innerloop.runtime.profile import ProfiledTick
 from innerloop.runtime.refresh import Refresh, Step
@@ -26,6 +26,7 @@ from innerloop.runtime.windows import Value, Windows
 
 T = TypeVar("T")
 Inputs = Mapping[str, Value]
+_Answer = tuple[tuple[str, ...], dict[str, np.ndarray], dict[str, float]]  # stages, outputs, milliseconds
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,17 @@ class Machine:
         values = inputs if isinstance(inputs, Mapping) else stack(inputs)
         tick = self._profiled if profile else self._tick
 
-        def run() -> tuple[tuple[str, ...], dict[str, np.ndarray], dict[str, float]]:
+        def start() -> Ending[_Answer]:
             self._refuse_if_lent()
             self._sessions.hold(target)
             due = tick.decide(steps, values, target.ledger, target.kept)
             names = tuple(name for step, _ in due for name in step.names)
-            return names, self._windows.outputs(), self._profiled.read() if profile else {}
+            windows, read = self._windows, self._profiled.read if profile else dict
+            return self._thread.leave(windows.wait, lambda: (names, windows.outputs(), read()))
 
         target.asked()
         try:
-            names, outputs, timing = self._thread.call(lambda: self._context.run(run))
+            names, outputs, timing = self._thread.end(self._thread.call(lambda: self._context.run(start)))
         finally:
             target.answered()
         if one:

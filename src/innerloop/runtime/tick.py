@@ -1,4 +1,4 @@
-"""The hot path, whole: copy in, replay what is due, copy out, wait once."""
+"""The hot path, whole: copy in, replay what is due, copy out; the caller waits once."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,15 +18,17 @@ class Tick:
         self.programs = programs
 
     def decide(self, steps: Sequence[Step], inputs: Mapping[str, Value], ledger: Ledger, kept: Kept) -> Due:
-        """Runs what `inputs` make due and leaves the outputs in the host's windows."""
+        """Starts what `inputs` make due and the copy of the outputs into the host's windows."""
         try:
             self.windows.stage(inputs, ledger, kept)
             due = self.refresh.due(steps, ledger)
             self.windows.upload(due, ledger, kept)
             self.replay(due, ledger)
             self.windows.fetch()
-        finally:
-            self.windows.wait()  # after a failure too: staging must not change under a copy
+        except BaseException:
+            self.windows.mark()
+            self.windows.wait()  # staging must not change under a copy
+            raise
         return due
 
     def replay(self, due: Due, ledger: Ledger) -> None:

@@ -105,7 +105,8 @@ class Slot:
 
 
 class Windows:
-    """Staging for the inputs and outputs of an arena; pinned on CUDA. Only the device's thread may call."""
+    """Staging for the inputs and outputs of an arena; pinned on CUDA. Only the device's thread may call,
+    unless a method says otherwise."""
 
     def __init__(self, arena: Arena, refresh: Refresh) -> None:
         self._refresh = refresh
@@ -177,17 +178,22 @@ class Windows:
         self._copy_run(run)
 
     def fetch(self) -> None:
-        """Starts the copy of all outputs to the host."""
+        """Starts the copy of all outputs to the host, and marks its end."""
         self._out_staging.copy_(self._out_device, non_blocking=True)
+        self.mark()
 
-    def wait(self) -> None:
-        """Waits for everything started: the one synchronisation of a decision."""
+    def mark(self) -> None:
+        """Everything started so far is what `wait` waits for."""
         if self._done is not None:
             self._done.record()
+
+    def wait(self) -> None:
+        """Waits for the mark: the one synchronisation of a decision. Any thread may call."""
+        if self._done is not None:
             self._done.synchronize()
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """Copies of the fetched outputs by name, in the plan's shapes."""
+        """Copies of the outputs by name, in the plan's shapes, once they have been waited for. Any thread may call."""
         return {name: view.copy() for name, view in self._outputs.items()}
 
     def save(self, ledger: Ledger, kept: Kept) -> None:

@@ -46,15 +46,16 @@ def test_a_time_line_has_every_part_in_order_and_leaves_no_mark() -> None:
     policy = engine.load(TINY, device="cpu")
     machine = policy.runtime
     watched = (policy.processor, machine, machine._sessions, machine._windows, machine._refresh, machine._tick)
+    watched += (machine._thread,)
     before = [dict(vars(owner)) for owner in watched]
     line = time_line(policy, "80x64", 48, 5)
     assert [list(vars(owner)) for owner in watched] == [list(one) for one in before]
-    assert machine._tick.programs is before[-1]["programs"]
+    assert machine._tick.programs is before[-2]["programs"]
     policy.close()
     names = [part.name for part in line.parts]
     wanted = ["receive", "prepare", "hand-over to the device's thread", "compare", "staged 1", "staged 2"]
     wanted += ["inputs are on their way", "replay call of vision", "replay call of action", "start of the read back"]
-    wanted += ["wait for the device", "hand-over to the caller", "finish", "receipt, chunk"]
+    wanted += ["hand-over to the caller", "wait for the device", "finish", "receipt, chunk"]
     assert [name for name in names if name in wanted] == wanted
     ends = [part.ends for part in line.parts]
     assert ends == sorted(ends)

@@ -1,5 +1,6 @@
 import contextvars
 import threading
+import weakref
 
 import pytest
 import torch
@@ -97,3 +98,91 @@ def test_machines_run_in_the_context_they_were_made_in():
     machine.decide("a", observation(), 8)
     assert seen == ["made"]
     machine.close()
+
+
+def left(thread, wait, take):
+    return thread.call(lambda: thread.leave(wait, take))
+
+
+def test_the_calling_thread_waits_and_takes_the_answer():
+    thread, seen = DeviceThread(CPU), []
+    ending = left(thread, lambda: seen.append(threading.get_ident()), lambda: (threading.get_ident(), "answer"))
+    assert thread.end(ending) == (threading.get_ident(), "answer")
+    assert seen == [threading.get_ident()]
+    assert thread.call(lambda: 1) == 1  # which neither waits nor takes again
+    assert len(seen) == 1
+
+
+def test_the_next_call_comes_after_the_end_of_the_last_one():
+    thread, order = DeviceThread(CPU), []
+    ending = left(thread, lambda: order.append("wait"), lambda: order.append(threading.get_ident()) or "late")
+    worker = thread.call(lambda: order.append("next") or threading.get_ident())
+    assert order == ["wait", worker, "next"]
+    assert thread.end(ending) == "late"
+    assert order == ["wait", worker, "next"]
+
+
+def test_a_call_from_the_thread_itself_comes_after_the_end_of_the_last_one_too():
+    thread, order = DeviceThread(CPU), []
+
+    def outer():
+        ending = thread.leave(lambda: order.append("wait"), lambda: "first")
+        return thread.call(lambda: order.append("inner")), ending.answer()
+
+    assert thread.call(outer) == (None, "first")
+    assert order == ["wait", "inner"]
+
+
+def test_an_error_of_the_wait_is_raised_where_the_call_was_made_only():
+    thread = DeviceThread(CPU)
+
+    def fail():
+        raise RuntimeError("the device has gone")
+
+    ending = left(thread, fail, lambda: "never")
+    with pytest.raises(RuntimeError, match="gone"):
+        thread.end(ending)
+    assert thread.call(lambda: 1) == 1
+    ending = left(thread, fail, lambda: "never")
+    assert thread.call(lambda: 2) == 2
+    with pytest.raises(RuntimeError, match="gone"):
+        thread.end(ending)
+
+
+def test_an_interrupted_wait_is_done_before_the_next_call():
+    thread, waits = DeviceThread(CPU), []
+
+    def wait():
+        waits.append(threading.get_ident())
+        if len(waits) == 1:
+            raise KeyboardInterrupt
+
+    taken = []
+    ending = left(thread, wait, lambda: taken.append(1))
+    with pytest.raises(KeyboardInterrupt):
+        thread.end(ending)
+    assert taken == []
+    assert thread.call(lambda: len(waits)) == 2
+    assert taken == [1]
+
+
+def test_an_answer_is_taken_once_though_two_threads_wait():
+    for turn in range(200):
+        thread, both, taken = DeviceThread(CPU), threading.Barrier(2, timeout=10), []
+        ending = left(thread, both.wait, lambda taken=taken, turn=turn: taken.append(turn) or turn)
+        other = threading.Thread(target=thread.call, args=(lambda: None,))
+        other.start()
+        assert thread.end(ending) == turn
+        other.join()
+        assert taken == [turn]
+
+
+def test_an_ended_call_keeps_nothing_of_its_machine_alive():
+    class Memory:
+        pass
+
+    thread, memory = DeviceThread(CPU), Memory()
+    seen = weakref.ref(memory)
+    thread.end(left(thread, lambda memory=memory: None, lambda memory=memory: 1))
+    del memory
+    assert seen() is None

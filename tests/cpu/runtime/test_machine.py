@@ -1,4 +1,6 @@
+import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -138,6 +140,25 @@ def test_many_prompts_in_random_order_capture_nothing_and_equal_a_fresh_run(mach
         decision = machine.decide("a", values, capacity_for(tokens))
         assert np.array_equal(decision.outputs["actions"], reference(capacity_for(tokens), values)), tokens
     assert machine.captures == captured
+
+
+def test_whoever_waits_for_the_device_every_caller_gets_the_answer_to_its_own_question(machine, monkeypatch):
+    expected = [machine.decide("s", observation(seed), 8).outputs["actions"] for seed in range(6)]
+    pauses = itertools.cycle([0.0, 0.002, 0.0005])
+    monkeypatch.setattr(machine._windows, "wait", lambda: time.sleep(next(pauses)))
+    wrong = []
+
+    def ask(who):
+        for turn in range(20):
+            answer = machine.decide(f"s{who % 2}", observation((who + turn) % 6), 8).outputs["actions"]
+            wrong.extend([] if np.array_equal(answer, expected[(who + turn) % 6]) else [(who, turn)])
+
+    callers = [threading.Thread(target=ask, args=(who,)) for who in range(6)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert wrong == []
 
 
 def test_calls_from_many_threads_get_equal_bits(machine):

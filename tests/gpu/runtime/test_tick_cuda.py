@@ -121,3 +121,42 @@ def test_a_profiled_decision_adds_up(subject):
     assert "action" in stages
     assert all(0 < ms < timing["run"] for ms in stages.values())
     assert sum(stages.values()) < timing["run"]
+
+
+def test_the_caller_waits_itself_unless_it_captures(subject, monkeypatch):
+    inputs = subject.inputs(0)
+    expected, _ = subject.decide("a", inputs)
+    waited = []
+    synchronize = torch.cuda.Event.synchronize
+    monkeypatch.setattr(
+        torch.cuda.Event, "synchronize", lambda event: (waited.append(threading.get_ident()), synchronize(event))
+    )
+    subject.decide("a", subject.inputs(1))
+    assert waited == [threading.get_ident()]
+    number, graph, stream = torch.zeros(1, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        number.add_(1)
+        answer, _ = subject.decide("a", inputs)
+    graph.replay()
+    assert number.item() == 1
+    assert torch.equal(answer, expected)
+    assert len(waited) == 2
+    assert waited[1] != threading.get_ident()
+
+
+def test_decisions_of_many_sessions_at_once_are_those_of_one_after_another(subject):
+    asked = [subject.inputs(seed) for seed in range(4)]
+    expected = [subject.decide("a", inputs)[0] for inputs in asked]
+    wrong = []
+
+    def ask(who):
+        for turn in range(25):
+            answer, _ = subject.decide(f"s{who % 3}", asked[(who + turn) % 4])
+            wrong.extend([] if torch.equal(answer, expected[(who + turn) % 4]) else [(who, turn)])
+
+    callers = [threading.Thread(target=ask, args=(who,)) for who in range(6)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert wrong == []
