@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 import innerloop
+from bench.frames import frame_table
 from bench.timeline import Line, table, time_line
 from innerloop.contract import Plan
 from innerloop.engine import LoadedPolicy, RandomWeights, place
@@ -218,14 +219,20 @@ def whole_calls(case: Case, milliseconds: float, count: int) -> dict[str, list[f
     return {encoding: times[WARM_UP:] for encoding, times in taken.items()}
 
 
-def report(case: Case, milliseconds: float, count: int) -> str:
-    """Both tables, as Markdown."""
+def rinsing(case: Case) -> Callable[[], None]:
+    """What a decision does to the caches: frames pass through them, and a wait."""
     rinse, spin = np.zeros((2, *next(iter(case.seen[0]["images"].values())).shape), np.uint8), Spin(PAUSE)
 
     def pause() -> None:
         rinse[:] = rinse[::-1]
         spin()
 
+    return pause
+
+
+def report(case: Case, milliseconds: float, count: int) -> str:
+    """Both tables, as Markdown."""
+    pause = rinsing(case)
     lines = ["| part | in a loop, us | as in a decision: p10 | p50 | p90 |", "|---|---|---|---|---|"]
     for name, figures in time_parts(parts(case), pause, count).items():
         lines.append(f"| {name} | " + " | ".join(f"{figure:.0f}" for figure in figures) + " |")
@@ -270,15 +277,18 @@ def main() -> None:
     options = parser.parse_args()
     policy = _policy(options)
     lines = []
+    size = frame_size(options.frames)
     for frames in dict.fromkeys((options.frames, *SQUARE)) if policy.placement.device.type == "cuda" else ():
         lines.append(time_line(policy, frames, options.prompt_tokens, options.decisions))
         print(table(lines[-1]), end="\n\n", flush=True)
     if options.json is not None:
         options.json.write_text(_plain(policy, lines))
-    case = Case.of(policy, frame_size(options.frames), options.prompt_tokens)
+    case = Case.of(policy, size, options.prompt_tokens)
     where = f"{policy.placement.device}, torch {torch.__version__}"
     print(f"{policy.family.name} on {where}, {len(case.seen[0]['images'])} frames of {options.frames}\n")
     print(report(case, options.device_ms, options.count))
+    print()
+    print(frame_table(policy, size, len(case.seen[0]["images"]), rinsing(case)))
     policy.close()
 
 

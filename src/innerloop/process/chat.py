@@ -13,7 +13,7 @@ from innerloop.process.crop import Framing
 from innerloop.process.image import ImageSpec, to_frame
 from innerloop.process.pipeline import Draft, Step
 from innerloop.process.qwen3vl import Cut, Encoder
-from innerloop.process.threads import side_by_side
+from innerloop.runtime.threads import side_by_side
 
 DEFAULT_TASK = "Perform the task."  # LeRobot 0.6.1 groot/utils.py, where there is no instruction
 ALONE = 1 << 18  # bytes; a frame of so many is ready about as soon as another thread has woken up

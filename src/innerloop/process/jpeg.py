@@ -12,7 +12,7 @@ from PIL import Image
 
 from innerloop.contract import ObservationError
 from innerloop.process.image import FRAME_BYTES, MAX_HEIGHT, MAX_WIDTH
-from innerloop.process.threads import side_by_side
+from innerloop.runtime.threads import side_by_side
 
 Body = bytes | memoryview
 

@@ -4,8 +4,11 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from bench.frames import Road, frame_table
 from bench.host import Case, Spin, hollow, parts, report, time_parts
 from bench.timeline import table, time_line
 from innerloop import engine
@@ -64,3 +67,19 @@ def test_a_time_line_has_every_part_in_order_and_leaves_no_mark() -> None:
     assert line.device == ()
     assert json.loads(json.dumps(line.plain()))["parts"][0]["name"] == "receive"
     assert sum(row.startswith("| ") for row in table(line).splitlines()) == 1 + len(names)
+
+
+@pytest.mark.parametrize("way", ["by_torch", "unpinned", (1, False), (1, True), (2, True), (3, True)])
+def test_every_way_brings_the_frames_there(way: str | tuple[int, bool]) -> None:
+    frames = [np.random.default_rng(camera).integers(0, 256, 4001, dtype=np.uint8) for camera in range(3)]
+    road = Road(torch.device("cpu"), [4001] * 3)
+    road.shared(*way, frames) if isinstance(way, tuple) else getattr(road, way)(frames)
+    assert all(np.array_equal(there.numpy(), frame) for there, frame in zip(road.target, frames, strict=True))
+
+
+def test_every_way_has_its_microseconds() -> None:
+    policy = engine.load(TINY, device="cpu")
+    rows = frame_table(policy, (8, 8), 2, lambda: None).splitlines()[2:]
+    policy.close()
+    assert len(rows) == 9
+    assert all(float(figure) >= 0 for row in rows for figure in row.split("|")[2:-1])

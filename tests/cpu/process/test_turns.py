@@ -7,7 +7,7 @@ import pytest
 
 from innerloop.contract import ObservationError
 from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots, Special, positions, visual_rows
-from innerloop.process.threads import side_by_side
+from innerloop.runtime.threads import in_turn, side_by_side
 from recipes.tiny import qwen
 
 PAD = 8
@@ -81,6 +81,29 @@ def test_side_by_side_keeps_the_order_and_works_on_threads(count: int) -> None:
 
     assert side_by_side(work, range(count)) == [item * item for item in range(count)]
     assert len(seen) >= min(count, 2)
+
+
+def test_in_turn_gives_each_as_soon_as_it_is_there_and_works_on_nothing_once_closed() -> None:
+    later, done = threading.Event(), []
+
+    def work(item: int) -> int:
+        if item:
+            assert later.wait(5)
+        done.append(item)
+        return item
+
+    results = in_turn(work, range(3))
+    assert next(results) == 0  # though a thread still works on the next one
+    later.set()
+    results.close()
+    count = len(done)
+    assert done.count(0) == 1
+    assert side_by_side(lambda item: item, range(4)) == [0, 1, 2, 3]
+    assert len(done) == count
+
+
+def test_in_turn_on_the_calling_thread_alone() -> None:
+    assert set(in_turn(lambda item: threading.get_ident(), range(3), threads=False)) == {threading.get_ident()}
 
 
 def test_side_by_side_raises_what_the_work_raises() -> None:
