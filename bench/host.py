@@ -63,35 +63,45 @@ class Spin:
 
 
 class Pretended:
-    """In place of the event at a decision's end: a wait, after that of the device's copies where there is a device."""
+    """A device that is done so many milliseconds after its first program was started, by a spin of the one who waits."""
 
-    def __init__(self, wait: Callable[[], None], real: torch.cuda.Event | None) -> None:
-        self._wait = wait
-        self._real = real
+    def __init__(self, milliseconds: float) -> None:
+        self.seconds = 1e-3 * milliseconds
+        self.real: torch.cuda.Event | None = None  # at the end of the copies, where there is a device
+        self._until = 0.0
+        self._idle = True
+
+    def start(self) -> None:
+        """In place of every program."""
+        if self._idle:
+            self._idle, self._until = False, time.perf_counter() + self.seconds
 
     def record(self) -> None:
-        """Marks the end of the copies."""
-        if self._real is not None:
-            self._real.record()
+        """As an event does."""
+        if self.real is not None:
+            self.real.record()
 
     def synchronize(self) -> None:
-        """Waits."""
-        if self._real is not None:
-            self._real.synchronize()
-        self._wait()
+        """As an event does."""
+        if self.real is not None:
+            self.real.synchronize()
+        while time.perf_counter() < self._until:
+            hashlib.pbkdf2_hmac("sha256", b"spin", b"spin", 20)
+        self._idle = True
 
 
 class IdleMachine(Machine):
-    """A machine whose programs do nothing and whose decisions end after a wait."""
+    """A machine with a pretended device."""
 
-    def __init__(self, plans: Mapping[int, Plan], device: torch.device, wait: Callable[[], None]) -> None:
-        self._wait = wait
+    def __init__(self, plans: Mapping[int, Plan], device: torch.device, pretended: Pretended) -> None:
+        self._pretended = pretended
         super().__init__(plans, device, capture=False)
 
     def _program(self, captured: bool, samples: Mapping[int, Mapping[str, Value]] | None) -> Programs:
         programs = eager(self._refresh, self._list, self._arena)
-        programs.run[:] = [_nothing] * len(programs.run)
-        vars(self._windows)["_done"] = Pretended(self._wait, self._windows._done)
+        programs.run[:] = [self._pretended.start] * len(programs.run)
+        self._pretended.real = self._windows._done
+        vars(self._windows)["_done"] = self._pretended
         return programs
 
 
@@ -110,7 +120,8 @@ class Parts:
 
     def stage(self, turn: int) -> None:
         """Compares new inputs and copies them to staging memory; frames also on to the device."""
-        self.windows.stage(self.inputs[turn % len(self.inputs)], self.ledger, self.kept)
+        for given in self.windows.look(self.inputs[turn % len(self.inputs)], self.refresh.first_inputs):
+            self.windows.stage(given, self.ledger, self.kept)
         self._waited()
 
     def upload(self, turn: int) -> None:
@@ -200,9 +211,8 @@ def time_parts(calls: Mapping[str, Call], pause: Callable[[], None], count: int)
 
 
 def whole_calls(case: Case, milliseconds: float, count: int) -> dict[str, list[float]]:
-    """Microseconds of whole calls, from the message to the chunk, less the time that the pretended device took."""
-    spin = Spin(milliseconds)
-    idle = IdleMachine(case.policy.plans, case.policy.placement.device, spin)
+    """Microseconds of whole calls, from the message to the chunk, less the time that the pretended device takes."""
+    idle = IdleMachine(case.policy.plans, case.policy.placement.device, Pretended(milliseconds))
     policy = dataclasses.replace(case.policy, runtime=idle)
     taken: dict[str, list[float]] = {encoding: [] for encoding in case.messages}
 
@@ -210,7 +220,7 @@ def whole_calls(case: Case, milliseconds: float, count: int) -> dict[str, list[f
         state = case.moved(turn)["state"]
         began = time.perf_counter()
         policy.infer({**case.receive(encoding, turn), "state": state}, noise=case.noises[turn % len(case.noises)])
-        taken[encoding].append(1e6 * (time.perf_counter() - began - spin.spent))
+        taken[encoding].append(1e6 * (time.perf_counter() - began) - 1e3 * milliseconds)
 
     for turn in range(count + WARM_UP):
         for encoding in case.messages:
@@ -255,7 +265,7 @@ def hollow(name: str, cameras: int, chunk: int) -> LoadedPolicy:
     model = outline(family, config, RandomWeights(0))
     plans = _idle(family.plans(model, 1, placement.dtype, ""))
     memory = memory_plan(model, dtypes_of(model, family, placement.dtype), next(iter(plans.values())))
-    machine = IdleMachine(plans, placement.device, _nothing)
+    machine = IdleMachine(plans, placement.device, Pretended(0.0))
     return LoadedPolicy(
         family, config, placement, model, family.synthetic(config), machine, None, memory, "", packed=False, tuned=0
     )

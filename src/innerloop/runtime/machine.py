@@ -94,7 +94,8 @@ class Machine:
             self._refuse_if_lent()
             self._sessions.hold(target)
             due = tick.decide(steps, values, target.ledger, target.kept)
-            names = tuple(name for step, _ in due for name in step.names)
+            ran = {step.key for step, _ in due}
+            names = tuple(name for step in steps if step.key in ran for name in step.names)
             windows, read = self._windows, self._profiled.read if profile else dict
             return self._thread.leave(windows.wait, lambda: (names, windows.outputs(), read()))
 

@@ -22,35 +22,37 @@ class ProfiledTick(Tick):
         self._names = names
         self._events: list[torch.cuda.Event] = []
         if windows.pinned:
-            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(len(programs) + 2)]  # type: ignore[no-untyped-call]
-        self._due: Due = []
-        self._began = 0.0
+            count = len(programs) + 4  # one after each, and around the copies before either half of a decision
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(count)]  # type: ignore[no-untyped-call]
+        self._clock: list[tuple[str, float]] = []  # what ended, when
 
     def decide(self, steps: Sequence[Step], inputs: Mapping[str, Value], ledger: Ledger, kept: Kept) -> Due:
         """As a tick does, with a mark before the inputs are staged."""
-        self._began = self._mark(-1)
+        self._clock.clear()
+        self._mark("")
         return super().decide(steps, inputs, ledger, kept)
 
     def replay(self, due: Due, ledger: Ledger) -> None:
         """Runs the due steps in order, a mark between them."""
-        self._due = due
-        clock = [self._mark(0)]
-        for at, pair in enumerate(due):
+        self._mark(COPY_IN)
+        for pair in due:
             super().replay([pair], ledger)
-            clock.append(self._mark(at + 1))
-        self.milliseconds = {COPY_IN: 1e3 * (clock[0] - self._began)} | {
-            self._names[step.key]: 1e3 * (clock[at + 1] - clock[at]) for at, (step, _) in enumerate(due)
-        }
+            self._mark(self._names[pair[0].key])
 
     def read(self) -> dict[str, float]:
         """Milliseconds by program of the last decision, once it has been waited for."""
-        if self._events:
-            self.milliseconds[COPY_IN] = self._events[-1].elapsed_time(self._events[0])
-            for at, (step, _) in enumerate(self._due):
-                self.milliseconds[self._names[step.key]] = self._events[at].elapsed_time(self._events[at + 1])
+        self.milliseconds = {COPY_IN: 0.0}
+        for at in range(1, len(self._clock)):
+            name = self._clock[at][0]
+            self.milliseconds[name] = self.milliseconds.get(name, 0.0) + self._spent(at)
         return self.milliseconds
 
-    def _mark(self, at: int) -> float:
+    def _spent(self, at: int) -> float:
         if self._events:
-            self._events[at].record()
-        return time.perf_counter()
+            return float(self._events[at - 1].elapsed_time(self._events[at]))
+        return 1e3 * (self._clock[at][1] - self._clock[at - 1][1])
+
+    def _mark(self, name: str) -> None:
+        if self._events:
+            self._events[len(self._clock)].record()
+        self._clock.append((name, time.perf_counter()))

@@ -17,6 +17,7 @@ from innerloop.runtime.layout import Layout, sources
 
 NOTHING = -1  # the arena holds no content of this buffer
 CHANGED, LOST = 1, 2
+SMALL = 16384  # bytes; neighbouring inputs up to this size travel in one copy, which costs what a tiny one costs
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Refresh:
         self._fresh: Iterator[int] = itertools.count(1)
         self._keys: dict[tuple[int, ...], int] = {}
         self.steps = tuple(self._steps(plan, layout, merge, prepared) for plan in plans)
+        self.first = self._first({i for i in self.inputs if layout.buffers[self.names[i]].bytes > SMALL})
+        self.first_inputs = frozenset(i for step in self.first for i in step.reads)
         if not prepared:
             self._mark_prepared(plans)
 
@@ -120,6 +123,17 @@ class Refresh:
             if i not in self._constant:
                 self.present[i] = NOTHING
 
+    def _first(self, large: set[int]) -> tuple[Step, ...]:
+        """Steps of every plan that read large inputs and nothing computed: the device can have them before the rest."""
+        inputs, table = set(self.inputs), self.steps
+        return tuple(
+            step
+            for step in table[0]
+            if inputs.issuperset(step.reads)
+            and not large.isdisjoint(step.reads)
+            and all(_may_lead(step, steps) for steps in table)
+        )
+
     _constant: frozenset[int] = frozenset()
 
     def _mark_prepared(self, plans: Sequence[Plan]) -> None:
@@ -155,6 +169,16 @@ class Refresh:
             spoils=tuple(self.index[name] for name in spoils),
             touched=_getter(touches),
         )
+
+
+def _may_lead(step: Step, steps: Sequence[Step]) -> bool:
+    """Whether a step of a plan may run before all others: it shares no byte with what those before it read or write."""
+    keys = [other.key for other in steps]
+    if step.key not in keys:
+        return False
+    before = steps[: keys.index(step.key)]
+    mine = {*step.writes, *step.spoils}
+    return all(mine.isdisjoint((*other.reads, *other.writes)) for other in before)
 
 
 def _getter(touches: tuple[int, ...]) -> Callable[[Sequence[int]], tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,13 +10,11 @@ import torch
 from innerloop.contract.buffer import Buffer, Role
 from innerloop.contract.errors import ObservationError, PlanError
 from innerloop.runtime.arena import Arena
-from innerloop.runtime.refresh import NOTHING, Ledger, Refresh, Step
+from innerloop.runtime.refresh import NOTHING, SMALL, Ledger, Refresh, Step
 
 Value = np.ndarray | Sequence[np.ndarray]  # an array, or one flat array a row where rows differ in length
 Pieces = tuple[np.ndarray, ...]  # uint8: the whole window, or the used bytes of every row
 Kept = list[Pieces | None]  # a session's last values; None where they lie in the staging memory or were never given
-
-SMALL = 16384  # bytes; neighbouring inputs up to this size travel in one copy, which costs what a tiny one costs
 
 GLANCE = 1024  # bytes; a new frame shows in the ones in its middle, which spares reading all of it
 BLOCK = 65536  # bytes compared at once, so that what is compared stays in the nearest caches
@@ -104,6 +102,13 @@ class Slot:
         return None
 
 
+class Given(NamedTuple):
+    """Values of a decision as bytes: whole small ones, and others."""
+
+    small: list[tuple[Slot, bytes]]
+    others: list[tuple[Slot, Pieces]]
+
+
 class Windows:
     """Staging for the inputs and outputs of an arena; pinned on CUDA. Only the device's thread may call,
     unless a method says otherwise."""
@@ -126,26 +131,30 @@ class Windows:
         self._outputs = {name: self._output_view(arena, name) for name in (refresh.names[i] for i in refresh.outputs)}
         self._done = torch.cuda.Event() if self.pinned else None  # type: ignore[no-untyped-call]
 
-    def stage(self, inputs: Mapping[str, Value], ledger: Ledger, kept: Kept) -> None:
-        """Copies what differs from the session's last values into staging, under fresh content numbers.
-
-        Large ones start on their way to the device at once, and travel while the rest is looked at.
-        """
-        small: list[tuple[Slot, bytes]] = []
-        others: list[tuple[Slot, Pieces]] = []
+    def look(self, inputs: Mapping[str, Value], first: frozenset[int]) -> tuple[Given, Given]:
+        """The values as bytes, those of the buffers `first` apart. Raises ObservationError before anything changes."""
+        early, late = Given([], []), Given([], [])
         for name, value in inputs.items():
             slot = self._by_name.get(name)
             if slot is None:
                 raise ObservationError(f"'{name}' is no input of this policy; its inputs are {sorted(self._by_name)}")
+            given = early if slot.index in first else late
             raw = slot.bytes_of(value)
             if raw is None:
-                others.append((slot, pieces(slot.buffer, value)))
+                given.others.append((slot, pieces(slot.buffer, value)))
             else:
-                small.append((slot, raw))
-        for slot, new in others:
+                given.small.append((slot, raw))
+        return early, late
+
+    def stage(self, given: Given, ledger: Ledger, kept: Kept) -> None:
+        """Copies what differs from the session's last values into staging, under fresh content numbers.
+
+        Large ones start on their way to the device at once, and travel while the rest is looked at.
+        """
+        for slot, new in given.others:
             if self._changes(slot, new, ledger.versions[slot.index], kept[slot.at]):
                 self._fill(slot, new, self._renewed(slot, ledger, kept))
-        for slot, raw in small:
+        for slot, raw in given.small:
             saved = kept[slot.at]
             if saved is None:
                 same = slot.raw == raw and slot.content == ledger.versions[slot.index]

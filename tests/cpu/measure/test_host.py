@@ -57,7 +57,13 @@ def test_a_time_line_has_every_part_in_order_and_leaves_no_mark() -> None:
     policy.close()
     names = [part.name for part in line.parts]
     wanted = ["receive", "prepare", "hand-over to the device's thread", "compare", "staged 1", "staged 2"]
-    wanted += ["inputs are on their way", "replay call of vision", "replay call of action", "start of the read back"]
+    wanted += [
+        "inputs are on their way 1",
+        "replay call of vision",
+        "compare small inputs 2",
+        "inputs are on their way 2",
+    ]
+    wanted += ["replay call of context", "replay call of action", "start of the read back"]
     wanted += ["hand-over to the caller", "wait for the device", "finish", "receipt, chunk"]
     assert [name for name in names if name in wanted] == wanted
     ends = [part.ends for part in line.parts]

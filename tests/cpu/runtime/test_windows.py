@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from innerloop.contract import Buffer, Plan, Role, Stage
+from innerloop.contract import Buffer, ObservationError, Plan, Role, Stage
+from innerloop.runtime.arena import Arena
 from innerloop.runtime.machine import Machine
 from innerloop.runtime.windows import SMALL
 
@@ -120,10 +121,79 @@ def test_a_large_input_is_on_its_way_before_the_small_ones_are_looked_at(machine
     assert order == ["copy", "a", "b", "c", "copy"]
 
 
+def test_what_reads_a_large_input_alone_runs_before_the_small_ones_are_staged(machine):
+    windows, tick, order = machine._windows, machine._tick, []
+    put, names = windows._put, machine._programs.names
+    windows._put = lambda slot, *rest: (order.append(slot.buffer.name), put(slot, *rest))
+    tick.programs = [
+        lambda name=name, run=run: (order.append(name), run()) for name, run in zip(names, tick.programs, strict=True)
+    ]
+    decision = machine.decide("s", values(0), 1)
+    check(decision, values(0))
+    assert order == ["copy big", "a", "b", "c", "copy a", "copy b", "copy c"]
+    assert decision.stages == ("copy a", "copy b", "copy c", "copy big")  # by the plan
+
+
+def test_a_wrong_input_is_refused_before_anything_has_changed(machine):
+    machine.decide("s", values(0), 1)
+    with pytest.raises(ObservationError, match="no input"):
+        machine.decide("s", {**values(1), "nonsense": values(1)["a"]}, 1)
+    with pytest.raises(ObservationError, match="shape"):
+        machine.decide("s", {**values(1), "c": np.zeros((2, 2), np.float32)}, 1)
+    decision = machine.decide("s", {}, 1)
+    check(decision, values(0))
+    assert decision.stages == ()
+
+
+def shared_scratch(wide):
+    """A plan of two chains whose scratch may share bytes: a small input's first, then a large one's."""
+    size = SMALL + 4
+    listed = [Buffer("a", (1, 4), torch.float32, Role.INPUT), Buffer("big", (1, size), torch.float32, Role.INPUT)]
+    listed += [Buffer(f"{name} work", (1, wide), torch.float32, Role.SCRATCH) for name in ("a", "big")]
+    listed += [Buffer(f"{name} out", (1, 4), torch.float32, Role.OUTPUT) for name in ("a", "big")]
+
+    def work(name):
+        return lambda b: b[f"{name} work"].copy_(b[name].sum().expand(1, wide))
+
+    def out(name):
+        return lambda b: b[f"{name} out"].copy_(b[f"{name} work"][:, :4])
+
+    steps = [
+        Stage(f"{kind} {name}", run(name), reads, writes)
+        for name in ("a", "big")
+        for kind, run, reads, writes in (
+            ("work", work, (name,), (f"{name} work",)),
+            ("out", out, (f"{name} work",), (f"{name} out",)),
+        )
+    ]
+    return Plan("shared", {b.name: b for b in listed}, tuple(steps), {"a": "step", "big": "step"}, "f")
+
+
+def test_a_step_that_shares_bytes_with_an_earlier_one_keeps_its_place():
+    plan = shared_scratch(64)
+    shared = Arena(plan).layout.sharing("big work")
+    machine = Machine({1: plan})
+    assert bool(shared) == (machine._refresh.first == ())
+    assert shared == ("a work",)
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        given = {"a": rng.standard_normal(4, np.float32), "big": rng.standard_normal(SMALL + 4, np.float32)}
+        outputs = machine.decide("s", given, 1).outputs
+        for name, value in given.items():
+            assert np.array_equal(outputs[f"{name} out"], np.full(4, torch.from_numpy(value).sum())), name
+    machine.close()
+
+
 def test_a_decision_that_failed_after_a_large_input_left_does_not_mislead_the_next(machine):
     machine.decide("s", values(0), 1)
     windows = machine._windows
-    windows.upload = lambda *_: 1 / 0
+    upload, asked = windows.upload, []
+
+    def failing(*arguments):
+        asked.append(1)
+        return upload(*arguments) if len(asked) == 1 else 1 / 0
+
+    windows.upload = failing
     with pytest.raises(ZeroDivisionError):
         machine.decide("s", values(1), 1)
     del windows.upload
