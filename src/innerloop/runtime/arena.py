@@ -71,8 +71,7 @@ class Arena:
 
 def integrity_word(data: torch.Tensor) -> torch.Tensor:
     """A position-weighted checksum, int64 [], of uint8 [multiple of 256]; stays on the device, waits for nothing."""
-    pieces = (
-        data.view(torch.int32).view(ALIGN // 4, data.numel() // ALIGN).sum(dim=1, dtype=torch.int64)
-    )  # whole lines: the fast direction
+    words = data.view(torch.int32).view(ALIGN // 4, data.numel() // ALIGN)
+    pieces = words.sum(dim=1, dtype=torch.int64)  # along memory, not across it
     weights = torch.arange(1, 2 * pieces.numel(), 2, device=data.device)  # odd, so that no piece cancels out
     return (pieces * weights).sum()
