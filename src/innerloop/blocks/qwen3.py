@@ -54,39 +54,33 @@ class Qwen3Layer(nn.Module):
 
     def attend(self, normed: torch.Tensor, sizes: Qwen3Sizes, reading: Reading, index: int) -> torch.Tensor:
         """normed [B, T, D] -> shares of [B, T, D]; writes K/V rows [start, start + T) of cache `index`, where there is one."""
-        qkv, heads = linear.linear(normed, self.qkv_weight), (sizes.heads, sizes.kv_heads)
         if reading.cache is None:
-            angles, norms = (reading.cos, reading.sin), (self.q_norm, self.k_norm)
-            seen, scale = reading.key_valid, sizes.head_dim**-0.5
-            mixed = attention.rotary_attention(qkv, *angles, *heads, seen, scale, True, *norms, eps=sizes.eps)
+            shape = (*normed.shape[:2], sizes.kv_heads, sizes.head_dim)
+            keys, values = normed.new_empty(shape), normed.new_empty(shape)
         else:
             keys, values = (kept[index] for kept in reading.cache)
-            mixed = self._attend_cached(qkv, sizes, reading, keys, values)
-        return linear.deferred(mixed, self.out_weight)[0]
-
-    def _attend_cached(
-        self, qkv: torch.Tensor, sizes: Qwen3Sizes, reading: Reading, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
         if isinstance(reading.start, int):
-            q = self._store(qkv, sizes, reading, keys, values, reading.start)
+            q = self._store(normed, sizes, reading, keys, values, reading.start)
         else:
             k, v = torch.empty_like(keys[:, :1]), torch.empty_like(values[:, :1])
-            q = self._store(qkv, sizes, reading, k, v, 0)
+            q = self._store(normed, sizes, reading, k, v, 0)
             keys.index_copy_(1, reading.start, k)
             values.index_copy_(1, reading.start, v)
         seen, scale, causal = reading.key_valid.shape[1], sizes.head_dim**-0.5, q.shape[1] > 1
-        return attention.attention(q, keys[:, :seen], values[:, :seen], reading.key_valid, scale, causal)
+        mixed = attention.attention(q, keys[:, :seen], values[:, :seen], reading.key_valid, scale, causal)
+        return linear.deferred(mixed, self.out_weight)[0]
 
     def _store(
         self,
-        qkv: torch.Tensor,
+        normed: torch.Tensor,
         sizes: Qwen3Sizes,
         reading: Reading,
         keys: torch.Tensor,
         values: torch.Tensor,
         start: int,
     ) -> torch.Tensor:
-        heads, angles, norms = (sizes.heads, sizes.kv_heads), (reading.cos, reading.sin), (self.q_norm, self.k_norm)
+        qkv, heads = linear.linear(normed, self.qkv_weight), (sizes.heads, sizes.kv_heads)
+        angles, norms = (reading.cos, reading.sin), (self.q_norm, self.k_norm)
         return rope.rotate_and_store(qkv, *angles, *heads, keys, values, start, *norms, eps=sizes.eps)
 
     def mlp(self, normed: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ class Qwen3VisionLayer(SiglipLayer):
     def attend_rotated(self, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, valid: torch.Tensor) -> Shares:
         """normed [I, P, D], cos and sin [I, P, hd / 2], valid int32 [I, P] -> shares of [I, P, D]."""
         qkv, scale = linear.linear(normed, self.qkv_weight, self.qkv_bias), (normed.shape[2] // self.heads) ** -0.5
-        mixed = attention.rotary_attention(qkv, cos, sin, self.heads, self.heads, valid, scale)
+        mixed = attention.rotary_attention(qkv, cos, sin, self.heads, valid, scale)
         return linear.deferred(mixed, self.out_weight, self.out_bias)
 
 

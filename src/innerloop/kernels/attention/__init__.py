@@ -6,8 +6,8 @@ from innerloop.kernels import rope
 from innerloop.kernels.attention import reference
 from innerloop.kernels.select import chosen, on_device, unfused
 
-# Every tile of queries rotates its keys anew: beyond this, rotating them once costs less.
-FEW_TOKENS, WIDEST = 512, 128
+# Every tile of queries rotates all keys anew: beyond this, rotating them once costs less.
+FEW_TOKENS, WIDEST = 256, 64
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, causal: bool = False) -> Tensor:
@@ -20,27 +20,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
 
 
 def rotary_attention(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    kv_heads: int,
-    key_valid: Tensor | None,
-    scale: float,
-    causal: bool = False,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, key_valid: Tensor | None, scale: float
 ) -> Tensor:
     """`rope.rotate_and_store` and `attention` where no later op reads the rotated keys.
 
-    qkv [B, T, (Hq + 2 Hkv) D], cos and sin [B, T, D/2], key_valid int32 [B, T] or None -> [B, T, Hq * D].
-    q_norm and k_norm [D] are RMS weights applied before the rotation.
+    qkv [B, T, 3 H D], cos and sin [B, T, D/2], key_valid int32 [B, T] or None -> [B, T, H * D].
     """
-    tokens, dim = qkv.shape[1], qkv.shape[2] // (heads + 2 * kv_heads)
+    tokens, dim = qkv.shape[1], qkv.shape[2] // (3 * heads)
     if unfused(qkv) or (on_device(qkv) and (tokens > FEW_TOKENS or dim > WIDEST)):
-        k, v = (qkv.new_empty(len(qkv), tokens, kv_heads, dim) for _ in range(2))
-        q = rope.rotate_and_store(qkv, cos, sin, heads, kv_heads, k, v, 0, q_norm, k_norm, eps)
-        return attention(q, k, v, key_valid, scale, causal)
-    run = chosen(reference.rotary_attention, qkv)
-    return run(qkv, cos, sin, heads, kv_heads, key_valid, scale, causal, q_norm, k_norm, eps)
+        k, v = (qkv.new_empty(len(qkv), tokens, heads, dim) for _ in range(2))
+        q = rope.rotate_and_store(qkv, cos, sin, heads, heads, k, v, 0)
+        return attention(q, k, v, key_valid, scale)
+    return chosen(reference.rotary_attention, qkv)(qkv, cos, sin, heads, key_valid, scale)

@@ -10,10 +10,7 @@ def attention(tokens: int, keys: int, heads: int, kv_heads: int, dim: int, eleme
     return Cost(flops, moved)
 
 
-def rotary_attention(
-    tokens: int, heads: int, kv_heads: int, dim: int, element: int = 2, batch: int = 1, normed: bool = False
-) -> Cost:
-    """As attention over its own tokens; beside it three flops a rotated element, four more if normed, and fp32 angles."""
-    turned = batch * tokens * (heads + kv_heads) * dim
-    angles = Cost(turned * (3 + (4 if normed else 0)), batch * tokens * dim * 4)
-    return attention(tokens, tokens, heads, kv_heads, dim, element, batch) + angles
+def rotary_attention(tokens: int, heads: int, dim: int, element: int = 2, batch: int = 1) -> Cost:
+    """As attention over its own tokens; beside it three flops a rotated element, and fp32 angles."""
+    angles = Cost(6 * batch * tokens * heads * dim, batch * tokens * dim * 4)
+    return attention(tokens, tokens, heads, heads, dim, element, batch) + angles

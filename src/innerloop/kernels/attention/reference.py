@@ -35,20 +35,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
 
 
 def rotary_attention(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    kv_heads: int,
-    key_valid: Tensor | None,
-    scale: float,
-    causal: bool = False,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, key_valid: Tensor | None, scale: float
 ) -> Tensor:
     """attention of what rotate_and_store makes of qkv."""
     batch, tokens, width = qkv.shape
-    k, v = (qkv.new_empty(batch, tokens, kv_heads, width // (heads + 2 * kv_heads)) for _ in range(2))
-    q = rope.rotate_and_store(qkv, cos, sin, heads, kv_heads, k, v, 0, q_norm, k_norm, eps)
-    return attention(q, k, v, key_valid, scale, causal)
+    k, v = (qkv.new_empty(batch, tokens, heads, width // (3 * heads)) for _ in range(2))
+    q = rope.rotate_and_store(qkv, cos, sin, heads, heads, k, v, 0)
+    return attention(q, k, v, key_valid, scale)

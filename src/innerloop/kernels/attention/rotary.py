@@ -1,8 +1,8 @@
-"""Attention straight out of the fused projection: q and k are normed and rotated as their tiles are loaded.
+"""Full attention straight out of a fused projection: q and k are rotated as their tiles are loaded.
 
-A row is (query token, head within its group), as in `triton.py`. The halves of a head are tiles of their own, so that
-a rotation moves nothing between threads: a score is the sum of two products. Every program rotates the keys it reads
-anew, which pays where few programs share a K/V head and no later kernel reads the rotated keys.
+The halves of a head are tiles of their own, so that a rotation moves nothing between threads: a score is the sum of two
+products. Every tile of queries rotates all keys anew, which pays where there are few of them and no later kernel reads
+the rotated keys.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -24,7 +24,7 @@ def _half(dim: int) -> int:
 
 def _shared_bytes(choice: Launch, shape: Shape) -> int:
     """Query and rotated key tiles for the tensor cores, weights of a block; K, V and angles of each further stage."""
-    dim, element = shape[2:]
+    _, dim, element = shape
     wide = 2 * _half(dim)
     q, k = (choice[size] * wide * element for size in ("BLOCK_M", "BLOCK_N"))
     weights = choice["BLOCK_M"] * choice["BLOCK_N"] * 4
@@ -32,16 +32,16 @@ def _shared_bytes(choice: Launch, shape: Shape) -> int:
 
 
 def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
-    """Tiles of no more than twice the rows or keys; at most 128 registers a thread each for sums, scores and a rotation.
+    """Tiles of no more than twice the tokens; at most 128 registers a thread each for sums, scores and a rotation.
 
     fp32 products are multiply-adds of whole tiles in registers: eight scores a thread, nothing pipelined.
     """
-    rows, keys, dim, element = shape
+    tokens, dim, element = shape
     block_m, block_n, threads = choice["BLOCK_M"], choice["BLOCK_N"], 32 * choice.warps
     if element == 4 and (choice.stages > 1 or choice["AHEAD"] or block_m * block_n > 8 * threads):
         return False
     fits = max(block_m * 2 * _half(dim), block_n * 4 * _half(dim), block_m * block_n) <= 128 * threads
-    return fits and block_m <= max(16, 2 * rows) and block_n <= max(16, 2 * keys)
+    return fits and max(block_m, block_n) <= max(16, 2 * tokens)
 
 
 def _tile(warps: int, stages: int, rows: int, keys: int, ahead: int = 0) -> Launch:
@@ -52,63 +52,22 @@ def _tile(warps: int, stages: int, rows: int, keys: int, ahead: int = 0) -> Laun
     return Launch.of(warps, stages, BLOCK_M=rows, BLOCK_N=keys, AHEAD=ahead)
 
 
-_ANYWHERE = [
-    _tile(8, 1, 64, 32),
-    _tile(8, 1, 32, 32),
-    _tile(4, 1, 32, 32),
-    _tile(4, 1, 16, 32),
-    _tile(4, 1, 16, 16),
-]
-
-NARROW = Table(
-    "attention.rotary_narrow",
+TABLE = Table(
+    "attention.rotary",
     default=[
         _tile(4, 1, 64, 64, ahead=1),
         _tile(8, 1, 64, 64, ahead=1),
         _tile(4, 1, 32, 64, ahead=1),
         _tile(8, 1, 32, 128, ahead=1),
         _tile(4, 2, 64, 64),
-        _tile(4, 1, 64, 64),
         _tile(4, 2, 32, 64),
-        _tile(4, 1, 64, 128),
-        _tile(8, 1, 64, 128),
-        _tile(4, 1, 32, 128),
-        _tile(8, 1, 64, 256),
         _tile(8, 1, 32, 256),
-        _tile(16, 1, 32, 256),
-        *_ANYWHERE,
+        _tile(4, 1, 32, 32),
+        _tile(4, 1, 16, 16),
     ],
     shared_bytes=_shared_bytes,
     suits=_suits,
 )
-WIDE = Table(
-    "attention.rotary",
-    default=[
-        _tile(8, 1, 64, 64, ahead=1),
-        _tile(4, 1, 64, 32, ahead=1),
-        _tile(8, 1, 64, 32, ahead=1),
-        _tile(8, 1, 32, 64, ahead=1),
-        _tile(4, 1, 32, 32, ahead=1),
-        _tile(8, 2, 64, 64),
-        _tile(8, 1, 64, 64),
-        _tile(4, 2, 64, 64),
-        _tile(4, 1, 64, 64),
-        _tile(8, 1, 64, 128),
-        _tile(8, 1, 32, 128),
-        _tile(4, 2, 64, 32),
-        *_ANYWHERE,
-    ],
-    shared_bytes=_shared_bytes,
-    suits=_suits,
-)
-
-
-@triton.jit
-def _halves(ptr, lane, HALF: tl.constexpr):
-    """Both halves of a head's norm weight in fp32, rows of one."""
-    a = tl.load(ptr + lane, mask=lane < HALF, other=0.0).to(tl.float32)
-    b = tl.load(ptr + HALF + lane, mask=lane < HALF, other=0.0).to(tl.float32)
-    return a[None, :], b[None, :]
 
 
 @triton.jit
@@ -119,20 +78,17 @@ def _raw(at, cos_at, sin_at, held, HALF: tl.constexpr):
 
 
 @triton.jit
-def _turned(a, b, cos, sin, weight_a, weight_b, eps, NORMED: tl.constexpr, HALF: tl.constexpr):
-    """Both halves normed and rotated in fp32, rounded as they would be stored."""
+def _turned(a, b, cos, sin):
+    """Both halves rotated in fp32, rounded as they would be stored."""
     kind = a.dtype
     a, b, cos, sin = a.to(tl.float32), b.to(tl.float32), cos.to(tl.float32), sin.to(tl.float32)
-    if NORMED:
-        inverse = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / (2 * HALF) + eps)[:, None]
-        a, b = a * inverse * weight_a, b * inverse * weight_b
     return (a * cos - b * sin).to(kind), (b * cos + a * sin).to(kind)
 
 
 @triton.jit
-def _seen(valid_at, at, end):
+def _seen(valid_at, at, tokens):
     """Which of the keys at `at` count."""
-    seen = at < end
+    seen = at < tokens
     if valid_at is not None:
         seen = tl.load(valid_at + at, mask=seen, other=0) != 0
     return seen
@@ -140,104 +96,76 @@ def _seen(valid_at, at, end):
 
 @triton.jit
 def _rotary_attention(
-    qkv_ptr, cos_ptr, sin_ptr, q_norm_ptr, k_norm_ptr, valid_ptr, out_ptr, rows, tokens,
-    qkv_batch, qkv_token, cos_batch, cos_token, valid_batch, scale, eps,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-    CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    qkv_ptr, cos_ptr, sin_ptr, valid_ptr, out_ptr, tokens,
+    qkv_batch, qkv_token, cos_batch, cos_token, valid_batch, scale,
+    HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     DIM: tl.constexpr = 2 * HALF
-    HEADS: tl.constexpr = KV_HEADS * GROUP
-    batch, kv_head = (tl.program_id(1) // KV_HEADS).to(tl.int64), tl.program_id(1) % KV_HEADS
-    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    token, head = row // GROUP, kv_head * GROUP + row % GROUP
+    batch, head = (tl.program_id(1) // HEADS).to(tl.int64), tl.program_id(1) % HEADS
+    token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     lane, column, key = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
-    real, turns, wide = row < rows, (lane < HALF)[None, :], (column < DIM)[None, :]
-    q_weight_a, q_weight_b, k_weight_a, k_weight_b = None, None, None, None
-    if q_norm_ptr is not None:
-        q_weight_a, q_weight_b = _halves(q_norm_ptr, lane, HALF)
-    if k_norm_ptr is not None:
-        k_weight_a, k_weight_b = _halves(k_norm_ptr, lane, HALF)
+    real, turns, wide = (token < tokens)[:, None], (lane < HALF)[None, :], (column < DIM)[None, :]
     wait_for_producer(PDL)
-    qkv_at = qkv_ptr + batch * qkv_batch
+    q_at = qkv_ptr + batch * qkv_batch + head * DIM + lane[None, :]
+    k_at = q_at + HEADS * DIM
+    v_at = qkv_ptr + batch * qkv_batch + (2 * HEADS + head) * DIM + column[None, :]
     cos_at, sin_at = cos_ptr + batch * cos_batch + lane[None, :], sin_ptr + batch * cos_batch + lane[None, :]
-    q_at = qkv_at + (token * qkv_token + head * DIM)[:, None] + lane[None, :]
-    turn = (token * cos_token)[:, None]
-    q_a, q_b, q_cos, q_sin = _raw(q_at, cos_at + turn, sin_at + turn, real[:, None] & turns, HALF)
-    k_at = qkv_at + (HEADS + kv_head) * DIM + lane[None, :]
-    v_at = qkv_at + (HEADS + KV_HEADS + kv_head) * DIM + column[None, :]
     valid_at = valid_ptr
     if valid_ptr is not None:
         valid_at = valid_ptr + batch * valid_batch
-    end = tokens
-    if CAUSAL:
-        end = tl.minimum(tokens, (tl.program_id(0) * BLOCK_M + BLOCK_M - 1) // GROUP + 1)
+    line, angle = (token * qkv_token)[:, None], (token * cos_token)[:, None]
+    q_a, q_b, q_cos, q_sin = _raw(q_at + line, cos_at + angle, sin_at + angle, real & turns, HALF)
     if AHEAD:  # the first tiles are on their way while the queries are rotated, then each while the one before is read
         line, angle = (key * qkv_token)[:, None], (key * cos_token)[:, None]
-        a, b, cos, sin = _raw(k_at + line, cos_at + angle, sin_at + angle, (key < end)[:, None] & turns, HALF)
-        seen, next_seen = _seen(valid_at, key, end), _seen(valid_at, key + BLOCK_N, end)
+        a, b, cos, sin = _raw(k_at + line, cos_at + angle, sin_at + angle, (key < tokens)[:, None] & turns, HALF)
+        seen, next_seen = _seen(valid_at, key, tokens), _seen(valid_at, key + BLOCK_N, tokens)
         v = tl.load(v_at + line, mask=seen[:, None] & wide, other=0.0)
-    q_a, q_b = _turned(q_a, q_b, q_cos, q_sin, q_weight_a, q_weight_b, eps, q_norm_ptr is not None, HALF)
+    q_a, q_b = _turned(q_a, q_b, q_cos, q_sin)
     maximum = tl.full((BLOCK_M,), -1.0e30, tl.float32)  # finite, so that masked minus masked is not NaN
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     nothing = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, end, BLOCK_N):
-        at = first + key
+    for first in range(0, tokens, BLOCK_N):
         if AHEAD:
-            k_a, k_b = _turned(a, b, cos, sin, k_weight_a, k_weight_b, eps, k_norm_ptr is not None, HALF)
-            visible, values = seen[None, :], v
-            following = at + BLOCK_N
-            line, angle = (following * qkv_token)[:, None], (following * cos_token)[:, None]
-            a, b, cos, sin = _raw(k_at + line, cos_at + angle, sin_at + angle, (following < end)[:, None] & turns, HALF)
-            seen, next_seen = next_seen, _seen(valid_at, following + BLOCK_N, end)
+            k_a, k_b = _turned(a, b, cos, sin)
+            visible, values, at = seen, v, first + BLOCK_N + key
+            line, angle = (at * qkv_token)[:, None], (at * cos_token)[:, None]
+            a, b, cos, sin = _raw(k_at + line, cos_at + angle, sin_at + angle, (at < tokens)[:, None] & turns, HALF)
+            seen, next_seen = next_seen, _seen(valid_at, at + BLOCK_N, tokens)
             v = tl.load(v_at + line, mask=seen[:, None] & wide, other=0.0)
         else:
-            valid = _seen(valid_at, at, end)
-            rows_at, turn_at = (at * qkv_token)[:, None], (at * cos_token)[:, None]
-            k_a, k_b, k_cos, k_sin = _raw(k_at + rows_at, cos_at + turn_at, sin_at + turn_at, (at < end)[:, None] & turns, HALF)  # fmt: skip
-            k_a, k_b = _turned(k_a, k_b, k_cos, k_sin, k_weight_a, k_weight_b, eps, k_norm_ptr is not None, HALF)
+            here = first + key
+            visible = _seen(valid_at, here, tokens)
+            rows_at, turn = (here * qkv_token)[:, None], (here * cos_token)[:, None]
+            k_a, k_b, k_cos, k_sin = _raw(k_at + rows_at, cos_at + turn, sin_at + turn, (here < tokens)[:, None] & turns, HALF)  # fmt: skip
+            k_a, k_b = _turned(k_a, k_b, k_cos, k_sin)
             # Scores of masked keys are replaced whatever they are; of V nothing may reach a sum, not even 0 * NaN.
-            values = tl.load(v_at + rows_at, mask=valid[:, None] & wide, other=0.0)
-            visible = valid[None, :]
+            values = tl.load(v_at + rows_at, mask=visible[:, None] & wide, other=0.0)
         score = dot(q_a, tl.trans(k_a), nothing)
-        score = dot(q_b, tl.trans(k_b), score)
-        if CAUSAL:
-            visible = visible & (at[None, :] <= token[:, None])
-        weight, shrink, maximum, total = soften(tl.where(visible, score, float("-inf")), maximum, total, scale)
+        score = tl.where(visible[None, :], dot(q_b, tl.trans(k_b), score), float("-inf"))
+        weight, shrink, maximum, total = soften(score, maximum, total, scale)
         acc = dot(weight.to(values.dtype), values, acc * shrink)
     release_successor(PDL)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     out_at = out_ptr + ((batch * tokens + token) * HEADS + head)[:, None] * DIM + column[None, :]
-    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & wide)
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=real & wide)
 
 
 def rotary_attention(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    kv_heads: int,
-    key_valid: Tensor | None,
-    scale: float,
-    causal: bool = False,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, key_valid: Tensor | None, scale: float
 ) -> Tensor:
     """See kernels.attention."""
     batch, tokens, width = qkv.shape
-    dim, group = width // (heads + 2 * kv_heads), heads // kv_heads
-    rows, half = tokens * group, _half(dim)
+    dim = width // (3 * heads)
     out = torch.empty((batch, tokens, heads * dim), dtype=qkv.dtype, device=qkv.device)
     qkv, cos, sin = (t if t.stride(-1) == 1 else t.contiguous() for t in (qkv, cos, sin))
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    table = NARROW if half <= 32 else WIDE
-    choice = launch.choose(table, (rows, tokens, dim, qkv.element_size()), qkv.device)
-    _rotary_attention[(triton.cdiv(rows, choice["BLOCK_M"]), batch * kv_heads)](
-        qkv, cos, sin, q_norm, k_norm, key_valid, out, rows, tokens, *qkv.stride()[:2], *cos.stride()[:2],
-        0 if key_valid is None else key_valid.stride(0), scale * LOG2_E, eps,
-        KV_HEADS=kv_heads, GROUP=group, HALF=dim // 2, BLOCK_H=half, BLOCK_D=2 * half, CAUSAL=causal,
-        **launch.options(choice, qkv.device),
+    choice = launch.choose(TABLE, (tokens, dim, qkv.element_size()), qkv.device)
+    _rotary_attention[(triton.cdiv(tokens, choice["BLOCK_M"]), batch * heads)](
+        qkv, cos, sin, key_valid, out, tokens, *qkv.stride()[:2], *cos.stride()[:2],
+        0 if key_valid is None else key_valid.stride(0), scale * LOG2_E,
+        HEADS=heads, HALF=dim // 2, BLOCK_H=_half(dim), BLOCK_D=2 * _half(dim), **launch.options(choice, qkv.device),
     )  # fmt: skip
     return out
