@@ -3,6 +3,9 @@
 // features; the sums meet in every program through distributed shared memory, so each has the whole query, scores all keys
 // and mixes its share of the values' features: one exchange, none after it. Fixed at compile time: K (width of x), DIM (of a
 // head), STEPS (32 keys each), SPLIT, WARPS, MT (16-token tiles), MODULATION_FLOAT, RESIDENT.
+#if SPLIT < 2
+#error "one program a head is launched without a cluster, where st.async is an illegal instruction"
+#endif
 #define THREADS (WARPS * 32)
 #define KPART (K / SPLIT)            // columns of this program
 #define BLOCKS (KPART / 32 / WARPS)  // 32-column blocks of a warp, at least MT
