@@ -14,6 +14,7 @@ its layers are those of blocks.siglip.SiglipLayer.
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ from innerloop.blocks import affine
 from innerloop.blocks.packing import Packable
 from innerloop.blocks.siglip import Shares
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import activation, attention, linear, norm, skinny
+from innerloop.kernels import activation, attention, launch, linear, norm, skinny
 
 EPS = 1e-5  # norm_eps of the blocks (Isaac-GR00T cross_attention_dit.py)
 OUTPUT_EPS = 1e-6  # norm_out of the same file
@@ -171,14 +172,15 @@ class DiT(Packable):
             return self._few_rows(x, table, memory, masks)
         normed = norm.layer_norm(x, table[0, 0], table[0, 1], EPS)
         cross, last = 0, self.sizes.depth - 1
-        for i, block in enumerate(self.blocks):
-            own, mask = (memory[cross], masks[cross]) if block.crosses else (None, None)
-            cross += block.crosses
-            delta, left = block.attend(normed, own, mask)
-            x, normed = norm.add_layer_norm(x, delta, None, None, EPS, left)
-            delta, left = block.mlp(normed)
-            if i < last:
-                x, normed = norm.add_layer_norm(x, delta, table[i + 1, 0], table[i + 1, 1], EPS, left)
+        with launch.dependent_launch() if linear.chains(x) else nullcontext():
+            for i, block in enumerate(self.blocks):
+                own, mask = (memory[cross], masks[cross]) if block.crosses else (None, None)
+                cross += block.crosses
+                delta, left = block.attend(normed, own, mask)
+                x, normed = norm.add_layer_norm(x, delta, None, None, EPS, left)
+                delta, left = block.mlp(normed)
+                if i < last:
+                    x, normed = norm.add_layer_norm(x, delta, table[i + 1, 0], table[i + 1, 1], EPS, left)
         if not self.sizes.output:
             return norm.add_layer_norm(x, delta, None, None, EPS, left)[0]
         _, normed = norm.add_layer_norm(x, delta, table[-1, 0], table[-1, 1], OUTPUT_EPS, left)

@@ -147,6 +147,11 @@ def dependent_launch() -> Iterator[None]:
         _dependent.reset(token)
 
 
+def dependent() -> bool:
+    """Whether this is inside `dependent_launch`."""
+    return _dependent.get()
+
+
 @contextmanager
 def recorded() -> Iterator[dict[Key, Table]]:
     """Collects the table of every (op, shape) that is launched inside."""

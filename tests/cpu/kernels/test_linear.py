@@ -6,11 +6,13 @@ from agreement import SLACK, agree
 
 from bench.cases import earned
 from innerloop.kernels import launch, use_kernels
+from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.launch import Launch
 from innerloop.kernels.linear import deferred, reference
 from innerloop.kernels.linear import triton as kernel
 
 BF16 = torch.bfloat16
+H200 = launch.Limits("sm_90", 90, 132, 232448, 50 << 20)
 
 
 def _operands(
@@ -66,9 +68,8 @@ def test_one_share_holds_everything_unless_fused() -> None:
 
 
 def test_a_split_fills_a_device_at_most_once() -> None:
-    limits = launch.Limits("sm_90", 90, 132, 232448, 50 << 20)
     for shape in ((512, 1152, 4304, 2), (576, 2048, 2048, 2), (712, 2048, 16384, 2), (10, 64, 64, 2)):
-        for choice in launch.candidates(kernel.DEFERRED, shape, limits):
+        for choice in launch.candidates(kernel.DEFERRED, shape, H200):
             split = choice["SPLIT"]
             assert split == 1 or shape[2] >= 1024 * split
             if not choice.warps:
@@ -76,3 +77,79 @@ def test_a_split_fills_a_device_at_most_once() -> None:
                 continue
             tiles = -(-shape[0] // choice["BLOCK_M"]) * -(-shape[1] // choice["BLOCK_N"])
             assert tiles * split <= 132
+
+
+@pytest.mark.parametrize("rows", [1, 7, 16, 41, 48, 63, 64])
+@pytest.mark.parametrize(("columns", "activation"), [(32, None), (64, "gelu_tanh")])
+def test_few_rows_in_a_chain(rows: int, columns: int, activation: Activation | None) -> None:
+    """Tiles of the table: a width of no whole tile, a depth of no whole step, with and without a bias."""
+    x, weight, bias = _operands(rows, 136, 264, BF16)
+    tile = Launch.of(4, 4, BLOCK_M=64, BLOCK_N=columns, BLOCK_K=128, SPLIT=1, BULK=1)
+    assert tile in kernel.CHAINED.rows[90]
+    given = {("linear.chained", (rows, 136, 264, 2)): tile}
+    for epilogue, added in ((activation, bias), (activation, None), (None, bias)):
+        with launch.dependent_launch(), launch.forced(given), launch.recorded() as used:
+            ours = kernel.linear(x, weight, added, epilogue)
+        assert {op for op, _ in used} == {"linear.chained"}
+        truth = reference.linear(x.float(), weight.float(), None if added is None else added.float(), epilogue)
+        earned("few rows", ours, reference.linear(x, weight, added, epilogue), truth, SLACK[BF16])
+
+
+@pytest.mark.parametrize("rows", [1, 41, 64])
+@pytest.mark.parametrize(("inner", "split"), [(1096, 3), (1096, 4), (1288, 5)])
+def test_shares_of_few_rows_in_a_chain(rows: int, inner: int, split: int) -> None:
+    """Nine steps or eleven, so the last share is shorter."""
+    x, weight, bias = _operands(rows, 72, inner, BF16)
+    tile = Launch.of(4, 4, BLOCK_M=64, BLOCK_N=64, BLOCK_K=128, SPLIT=split, BULK=1)
+    assert tile in kernel.CHAINED_SHARES.rows[90]
+    with launch.dependent_launch(), launch.forced({("linear.chained_shares", (rows, 72, inner, 2)): tile}):
+        shares, left = kernel.deferred(x, weight, bias)
+    assert shares.shape == (split, 1, rows, 72)
+    assert left is bias
+    ours = shares.float().sum(0) + bias.float()
+    truth = reference.linear(x.float(), weight.float(), bias.float())
+    earned("shares", ours, reference.linear(x, weight, bias), truth, SLACK[BF16] * split)
+
+
+def test_only_few_rows_of_16_bits_in_a_chain_leave_the_library() -> None:
+    for rows, dtype, chained in ((64, BF16, True), (65, BF16, False), (64, torch.float32, False)):
+        x, weight, bias = _operands(rows, 8, 16, dtype)
+        with launch.recorded() as outside:
+            kernel.linear(x, weight, bias, "gelu_tanh")
+            kernel.deferred(x, weight)
+        with launch.dependent_launch(), launch.recorded() as inside:
+            kernel.linear(x, weight, bias)
+            kernel.deferred(x, weight)
+        assert {op for op, _ in outside} == {"linear.deferred"}
+        assert {op for op, _ in inside} == (
+            {"linear.chained", "linear.chained_shares"} if chained else {"linear.deferred"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("columns", "inner", "tile", "shares"),
+    [(1536, 1536, 32, 4), (6144, 1536, 64, None), (1536, 6144, 32, 5), (4608, 1536, 64, None), (768, 768, 32, 3)],
+)
+def test_choices_in_a_chain(columns: int, inner: int, tile: int, shares: int | None) -> None:
+    shape = (41, columns, inner, 2)
+    assert launch.candidates(kernel.CHAINED, shape, H200)[0]["BLOCK_N"] == tile
+    if shares is not None:
+        assert launch.candidates(kernel.CHAINED_SHARES, shape, H200)[0]["SPLIT"] == shares
+
+
+def test_choices_out_of_a_chain() -> None:
+    """Shallow shares where they nearly fill a device; the library's elsewhere, as measured."""
+    measured = {
+        (196, 1024, 1024): (4, 2),
+        (196, 1024, 4096): (0, 2),
+        (192, 2560, 4096): (0, 2),
+        (192, 2560, 9728): (0, 2),
+        (176, 2048, 2048): (0, 2),
+        (512, 1152, 1152): (0, 1),
+        (576, 2048, 2048): (0, 2),
+        (41, 1536, 1536): (0, 1),
+    }
+    for shape, (warps, split) in measured.items():
+        choice = launch.candidates(kernel.DEFERRED, (*shape, 2), H200)[0]
+        assert (choice.warps, choice["SPLIT"]) == (warps, split), shape
+        assert not launch.candidates(kernel.DEFERRED, (*shape, 4), H200)[0].warps

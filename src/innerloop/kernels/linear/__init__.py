@@ -4,7 +4,7 @@ from torch import Tensor
 
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.linear import reference
-from innerloop.kernels.select import chosen, unfused
+from innerloop.kernels.select import chosen, on_device, unfused
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Tensor:
@@ -20,3 +20,8 @@ def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Ten
     if unfused(x):
         return linear(x, weight, bias)[None], None
     return chosen(reference.deferred, x)(x, weight, bias)
+
+
+def chains(x: Tensor) -> bool:
+    """Whether x's products are worth a chain (`launch.dependent_launch`): few 16-bit rows, for kernels that overlap."""
+    return on_device(x) and not unfused(x) and reference.few_rows(x)

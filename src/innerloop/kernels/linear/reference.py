@@ -5,6 +5,8 @@ from torch import Tensor
 
 from innerloop.kernels.activation.reference import Activation, activate
 
+FEW_ROWS = 64  # of one tile
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Tensor:
     """The product is rounded to x's dtype before the activation."""
@@ -15,3 +17,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
 def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """One share, which holds everything."""
     return linear(x, weight, bias)[None], None
+
+
+def few_rows(x: Tensor) -> bool:
+    """Whether x [..., K] is at most one tile of 16-bit rows."""
+    return x.element_size() == 2 and x.numel() <= FEW_ROWS * x.shape[-1]

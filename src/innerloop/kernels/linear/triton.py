@@ -1,7 +1,8 @@
 """Linear layers on the device: cuBLASLt's, and a tensor-core kernel for what it does badly.
 
-That is rows it cannot read 16 bytes at a time (an inner width that is no multiple of 8), and products with fewer tiles
-than multiprocessors, whose inner dimension is split into shares that the following norm adds (`deferred`).
+That is rows it cannot read 16 bytes at a time (an inner width that is no multiple of 8); products with fewer tiles
+than multiprocessors, whose inner dimension is split into shares that the following norm adds (`deferred`); and few rows
+within `launch.dependent_launch`, where a library kernel would start only after its predecessor's end.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -17,6 +18,7 @@ from innerloop.kernels.activation import triton as activation_triton
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
+from innerloop.kernels.linear.reference import few_rows
 from innerloop.kernels.select import unfused
 
 
@@ -34,26 +36,50 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     """Shares of narrow products, 1024 deep or more, that start at multiples of 128 bytes; own tiles fill a device once.
 
     Where the result is wider than the product is deep, reading the shares costs more than the device's idle part.
+    Shallower shares only by the tile for them, where its programs leave less than a quarter of the device idle.
     """
-    rows, columns, inner, element = shape
+    columns, inner, element = shape[1:]
     split = choice["SPLIT"]
+    if choice == SHALLOW:
+        nearly = 4 * _programs(choice, shape) >= 3 * limits.multiprocessors
+        return columns <= inner < 1024 * split and nearly and _fills_once(choice, shape, limits)
     if split > 1 and inner < max(1024 * split, columns):
         return False
     if not choice.warps:
         return split == 1 or inner * element % (128 * split) == 0
-    tiles = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(columns, choice["BLOCK_N"]) * split
-    return inner * element % 16 == 0 and tiles <= limits.multiprocessors
+    return inner * element % 16 == 0 and _programs(choice, shape) <= limits.multiprocessors
+
+
+def _suits_chain(choice: Launch, shape: Shape, limits: Limits) -> bool:
+    """As `_suits`, but own tiles in shares of any depth."""
+    return _fills_once(choice, shape, limits) if choice.warps else _suits(choice, shape, limits)
+
+
+def _fills_once(choice: Launch, shape: Shape, limits: Limits) -> bool:
+    """Aligned rows of 16 bits; shares of 256 or more, none of them empty; no program waits for another's place."""
+    inner, split = shape[2], choice["SPLIT"]
+    steps = triton.cdiv(inner, choice["BLOCK_K"])
+    deep = split == 1 or (inner >= 256 * split and (split - 1) * triton.cdiv(steps, split) < steps)
+    return shape[3] == 2 and inner % 8 == 0 and deep and _programs(choice, shape) <= limits.multiprocessors
+
+
+def _programs(choice: Launch, shape: Shape) -> int:
+    tiles: int = triton.cdiv(shape[0], choice["BLOCK_M"]) * triton.cdiv(shape[1], choice["BLOCK_N"])
+    return tiles * choice["SPLIT"]
 
 
 def _library(split: int) -> Launch:
     return Launch.of(0, SPLIT=split)
 
 
+SHALLOW = _tile(4, 4, 64, 64, 2, inner=128)
+
 DEFERRED = Table(
     "linear.deferred",
     default=[_library(1)],
     rows={
         90: [
+            SHALLOW,
             _library(2),
             _tile(4, 5, 128, 64, 3),
             _tile(8, 5, 128, 128, 3),
@@ -66,6 +92,20 @@ DEFERRED = Table(
     },
     shared_bytes=_shared_bytes,
     suits=_suits,
+)
+CHAINED = Table(
+    "linear.chained",
+    default=[_library(1)],
+    rows={90: [_tile(4, 4, 64, 32, inner=128), _tile(4, 4, 64, 64, inner=128), _library(1)]},
+    shared_bytes=_shared_bytes,
+    suits=_suits_chain,
+)
+CHAINED_SHARES = Table(
+    "linear.chained_shares",
+    default=[_library(1)],
+    rows={90: [*(_tile(4, 4, 64, 64, split, inner=128) for split in (5, 4, 3)), _library(2), _library(1)]},
+    shared_bytes=_shared_bytes,
+    suits=_suits_chain,
 )
 UNALIGNED = Table(
     "linear.unaligned",
@@ -84,7 +124,7 @@ def _product(
     x_desc, w_desc, x_ptr, w_ptr, bias_ptr, out_ptr, rows, columns, per_share,
     INNER: tl.constexpr, X_STRIDE: tl.constexpr, W_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, BULK: tl.constexpr,
-    PDL: tl.constexpr,
+    GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     first, share = tl.program_id(0) * BLOCK_M, tl.program_id(2)
     left = tl.program_id(1) * BLOCK_N
@@ -109,16 +149,23 @@ def _product(
     release_successor(PDL)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)[None, :]
+    if GELU:
+        acc = activation_triton.activated(acc, "gelu_tanh")
     out_at = out_ptr + (share * rows + row).to(tl.int64)[:, None] * columns + column[None, :]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & there[None, :])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Tensor:
     """See kernels.linear."""
+    rows = x.reshape(-1, x.shape[-1])
+    if activation in (None, "gelu_tanh") and _chains(rows, weight):
+        choice = launch.choose(CHAINED, _shape(rows, weight), x.device)
+        if choice.warps:
+            out = _own(rows, weight, bias, choice, gelu=activation is not None)
+            return out.view(*x.shape[:-1], weight.shape[0])
     if activation is None:
         return _whole(x, weight, bias)
     if activation == "gelu_tanh" and bias is not None and not unfused(x):
-        rows = x.reshape(-1, x.shape[-1])
         # CUBLASLT_EPILOGUE_GELU_BIAS is the tanh form.
         out = torch._addmm_activation(bias, rows, weight.t(), use_gelu=True)
         return out.view(*x.shape[:-1], weight.shape[0])
@@ -128,8 +175,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
 def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """See kernels.linear."""
     rows = x.reshape(-1, x.shape[-1])
-    shape = (rows.shape[0], weight.shape[0], weight.shape[1], x.element_size())
-    choice = launch.choose(DEFERRED, shape, x.device)
+    table = CHAINED_SHARES if _chains(rows, weight) else DEFERRED
+    choice = launch.choose(table, _shape(rows, weight), x.device)
     split = choice["SPLIT"]
     if choice.warps:
         sums = _own(rows, weight, None, choice)
@@ -144,8 +191,7 @@ def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Ten
 def _whole(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     if x.element_size() == 2 and weight.shape[1] % 8 and rows.numel():
-        shape = (rows.shape[0], weight.shape[0], weight.shape[1], 2)
-        out = _own(rows, weight, bias, launch.choose(UNALIGNED, shape, x.device))
+        out = _own(rows, weight, bias, launch.choose(UNALIGNED, _shape(rows, weight), x.device))
     elif bias is None:
         return F.linear(x, weight)
     else:
@@ -153,8 +199,18 @@ def _whole(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
-def _own(x: Tensor, weight: Tensor, bias: Tensor | None, choice: Launch) -> Tensor:
-    """Shares of the product, [SPLIT, rows, columns]; the bias goes to a single share."""
+def _chains(rows: Tensor, weight: Tensor) -> bool:
+    """Whether a product stands in a chain of dependent launches that a kernel of few rows would keep up."""
+    aligned = weight.shape[1] % 8 == 0 and rows.numel() > 0
+    return launch.dependent() and aligned and few_rows(rows) and not unfused(rows)
+
+
+def _shape(rows: Tensor, weight: Tensor) -> Shape:
+    return (rows.shape[0], weight.shape[0], weight.shape[1], rows.element_size())
+
+
+def _own(x: Tensor, weight: Tensor, bias: Tensor | None, choice: Launch, gelu: bool = False) -> Tensor:
+    """Shares of the product, [SPLIT, rows, columns]; bias and activation go to a single share."""
     (rows, inner), columns = x.shape, weight.shape[0]
     x, weight = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, weight))
     split, m, n, k = (choice[size] for size in ("SPLIT", "BLOCK_M", "BLOCK_N", "BLOCK_K"))
@@ -165,6 +221,6 @@ def _own(x: Tensor, weight: Tensor, bias: Tensor | None, choice: Launch) -> Tens
         TensorDescriptor.from_tensor(x, [m, k]) if bulk else None,
         TensorDescriptor.from_tensor(weight, [n, k]) if bulk else None,
         x, weight, bias, out, rows, columns, per_share, INNER=inner, X_STRIDE=x.stride(0), W_STRIDE=weight.stride(0),
-        **launch.options(choice, x.device),
+        GELU=gelu, **launch.options(choice, x.device),
     )  # fmt: skip
     return out
