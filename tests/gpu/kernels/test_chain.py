@@ -1,0 +1,281 @@
+"""The dense DiT's chain of dependent launches: own tiles against fp32, and every kernel behind a producer that is late."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from few_rows import ON_HOPPER
+
+from bench.cases import earned
+from innerloop.blocks.dit import DiT, DiTSizes
+from innerloop.kernels import attention, launch, linear, norm, use_kernels
+from innerloop.kernels.linear import reference
+
+pytestmark = ON_HOPPER
+BF16, INT32 = torch.bfloat16, torch.int32
+WIDTH, HEADS, DIM = 1536, 32, 48
+SLEEP = "nanosleep.u32 50000; mov.b32 $0, $1;"
+PAIRS = (
+    "shares-norm",
+    "norm-q",
+    "norm-up",
+    "q-attention",
+    "q-attention of many keys",
+    "qkv-attention",
+    "attention-out",
+    "up-down",
+)
+Call = Callable[[torch.Tensor], Any]
+
+
+def _random(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(shape, device="cuda") * scale).to(BF16)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _late(  # type: ignore[no-untyped-def]
+    source_ptr, target_ptr, words, memory_ptr, kept_ptr, held, SLEEP: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Lets its successor start, sleeps, and only then writes `target` and reads `memory`."""
+    tl.extra.cuda.gdc_launch_dependents()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(source_ptr + at, mask=at < words, other=0)
+    value = tl.inline_asm_elementwise(SLEEP, "=r,r", [value], dtype=tl.int32, is_pure=False, pack=1)
+    tl.store(target_ptr + at, value, mask=at < words)
+    tl.debug_barrier()  # no load moves up across it
+    tl.store(kept_ptr + at, tl.load(memory_ptr + at, mask=at < held, other=0), mask=at < held)
+
+
+class _Memory:
+    """torch.empty out of one known piece of memory, so that a test knows where a kernel will write."""
+
+    def __init__(self, size: int) -> None:
+        self.words = torch.zeros(size // 4, dtype=INT32, device="cuda")
+        self.used = 0
+
+    def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """As torch.empty; every piece begins at a multiple of 256 bytes."""
+        count = torch.Size(shape).numel() * dtype.itemsize
+        piece = self.words.view(torch.uint8)[self.used : self.used + count]
+        self.used += -(-count // 256) * 256
+        return piece.view(dtype).view(shape)
+
+
+def _consumers(rows: int) -> dict[str, tuple[torch.Tensor, Call]]:
+    """Every kernel of a block: what its predecessor leaves for it, and the call."""
+    torch.manual_seed(rows)
+    square, wide, deep = (
+        _random(n, k, scale=k**-0.5) for n, k in ((WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH))
+    )
+    bias, long_bias, x, scale = _random(WIDTH), _random(4 * WIDTH), _random(1, rows, WIDTH), _random(2, WIDTH).float()
+    k, v = _random(1, 320, 2, HEADS, DIM).unbind(2)
+    few, every = ((torch.arange(320, device="cuda") < n).int()[None] for n in (160, 310))
+
+    def added(shares: torch.Tensor) -> Any:
+        return norm.add_layer_norm(x, shares, scale[0], scale[1], 1e-5, bias)
+
+    def mixed(keys: int, valid: torch.Tensor) -> Call:
+        cut = slice(0, keys)
+        return lambda q: attention.attention(
+            q.view(1, rows, HEADS, DIM), k[:, cut], v[:, cut], valid[:, cut].contiguous(), DIM**-0.5
+        )
+
+    def own(qkv: torch.Tensor) -> Any:
+        q, k, v = qkv.view(1, rows, 3, HEADS, DIM).unbind(2)
+        return attention.attention(q, k, v, None, DIM**-0.5)
+
+    short, full = mixed(169, few), mixed(320, every)
+    return {
+        "shares-norm": (_random(5, 1, rows, WIDTH), added),
+        "norm-q": (_random(1, rows, WIDTH), lambda y: linear.linear(y, square, bias)),
+        "norm-up": (_random(1, rows, WIDTH), lambda y: linear.linear(y, wide, long_bias, "gelu_tanh")),
+        "q-attention": (_random(1, rows, WIDTH), short),
+        "q-attention of many keys": (_random(1, rows, WIDTH), full),
+        "qkv-attention": (_random(1, rows, 3 * WIDTH), own),
+        "attention-out": (_random(1, rows, WIDTH), lambda y: linear.deferred(y, square, bias)[0]),
+        "up-down": (_random(1, rows, 4 * WIDTH), lambda y: linear.deferred(y, deep, bias)[0]),
+    }
+
+
+def _results(result: Any) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def _unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on kernels start early and do not wait."""
+    usual = launch.options
+    monkeypatch.setattr(launch, "options", lambda *given: {**usual(*given), "PDL": False})
+
+
+def _one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on no kernel starts early; the choices stay those of a chain."""
+    usual = launch.options
+    monkeypatch.setattr(launch, "options", lambda *given: {**usual(*given), "PDL": False, "launch_pdl": False})
+
+
+@pytest.mark.usefixtures("poisoned_allocations")
+@pytest.mark.parametrize("rows", [1, 7, 16, 41, 48, 63, 64])
+def test_own_tiles_against_fp32(rows: int) -> None:
+    torch.manual_seed(rows)
+    for columns, inner in ((WIDTH, WIDTH), (3 * WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (200, 1544)):
+        x, weight, bias = _random(1, rows, inner), _random(columns, inner, scale=inner**-0.5), _random(columns)
+        wide = x.float(), weight.float(), bias.float()
+        plain = reference.linear(*wide), reference.linear(x, weight, bias)
+        curved = reference.linear(*wide, "gelu_tanh"), reference.linear(x, weight, bias, "gelu_tanh")
+        with launch.dependent_launch(), launch.recorded() as used:
+            linear.linear(x, weight, bias)
+            linear.deferred(x, weight, bias)
+        for key, table in used.items():
+            for choice in launch.candidates(table, key[1], launch.limits(x.device)):
+                with launch.dependent_launch(), launch.forced({key: choice}):
+                    if key[0] == "linear.chained":
+                        earned(f"{choice}", linear.linear(x, weight, bias), plain[1], plain[0])
+                        earned(f"{choice}", linear.linear(x, weight, bias, "gelu_tanh"), curved[1], curved[0])
+                        continue
+                    shares, left = linear.deferred(x, weight, bias)
+                    assert left is bias
+                    slack = len(shares) * 2.0**-9  # each is rounded to 16 bits
+                    earned(f"{choice}", shares.float().sum(0) + bias.float(), plain[1], plain[0], slack)
+
+
+@pytest.mark.parametrize("rows", [16, 41])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_late_producer_is_waited_for(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured: a kernel neither reads what its predecessor has yet to write, nor writes what that has yet to read."""
+    given, consume = _consumers(rows)[name]
+    memory, late = _Memory(16 << 20), torch.zeros_like(given)
+    source, target = given.view(-1).view(INT32), late.view(-1).view(INT32)
+    with launch.dependent_launch():
+        expected = [t.clone() for t in _results(consume(given))]
+        monkeypatch.setattr(torch, "empty", memory.empty)
+        monkeypatch.setattr(torch, "empty_like", lambda t: memory.empty(t.shape, t.dtype, t.device))
+        consume(late)
+        held = memory.used // 4
+        kept = torch.zeros_like(memory.words[:held])
+        grid = (triton.cdiv(max(source.numel(), held), 1024),)
+
+        def both() -> list[torch.Tensor]:
+            memory.used = 0
+            memory.words.fill_(0x11111111)
+            for stale in (late, kept):
+                stale.zero_()
+            _late[grid](source, target, source.numel(), memory.words, kept, held, SLEEP=SLEEP, BLOCK=1024)
+            return _results(consume(late))
+
+        def captured() -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
+            both()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                results = both()
+            return graph, results
+
+        graph, results = captured()
+        for _ in range(20):
+            graph.replay()
+            assert all(torch.equal(want, have) for want, have in zip(expected, results, strict=True))
+            assert (kept == 0x11111111).all()
+        _unguarded(monkeypatch)
+        graph, results = captured()
+        graph.replay()
+        assert not all(torch.equal(want, have) for want, have in zip(expected, results, strict=True))
+
+
+@pytest.fixture(scope="module")
+def dit() -> DiT:
+    """Three blocks of GR00T's width: across, within, across."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        made = DiT(DiTSizes(HEADS, DIM, 3, context_width=64, interleave=True, output=1024))
+    for parameter in made.parameters():
+        parameter.data = _random(*parameter.shape, scale=parameter.shape[-1] ** -0.5)
+    return made.requires_grad_(False)
+
+
+def _inputs(dit: DiT, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(rows)
+    table = torch.randn(dit.sizes.table_rows, 2, WIDTH, device="cuda") * 0.3
+    table[:, 0] += 1.0
+    valid = (torch.arange(169, device="cuda") < 160).int()[None]
+    return _random(1, rows, WIDTH), table, _random(*dit.sizes.memory_shape(1, 169)), valid
+
+
+@pytest.mark.parametrize("rows", [16, 41, 64])
+def test_the_transformer_against_fp32_and_without_overlap(dit: DiT, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, table, memory, valid = _inputs(dit, rows)
+    with use_kernels("reference"):
+        same = dit(x, table, memory, valid)
+        dit.float()
+        truth = dit(x.float(), table, memory.float(), valid)
+        dit.to(BF16)
+    with launch.recorded() as used:
+        ours = dit(x, table, memory, valid)
+    assert {"linear.chained", "linear.chained_shares", "norm"} <= {op for op, _ in used}
+    earned(f"{rows} rows", ours, same, truth, 2.0**-8)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        overlapped = dit(x, table, memory, valid)
+    _one_after_another(monkeypatch)
+    for seed in range(50):
+        torch.manual_seed(seed)
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        assert torch.equal(overlapped, dit(x, table, memory, valid))
+
+
+def test_every_pair_of_the_transformer_with_late_producers(dit: DiT, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel's result reaches the next through a copy that lets that one start, sleeps, and then writes."""
+    inputs = _inputs(dit, 41)
+    nothing = torch.zeros(1, dtype=INT32, device="cuda")
+
+    def delayed(result: torch.Tensor) -> torch.Tensor:
+        moved = torch.zeros_like(result)
+        source, target = (t.view(-1).view(INT32) for t in (result, moved))
+        grid = (triton.cdiv(source.numel(), 1024),)
+        _late[grid](source, target, source.numel(), nothing, nothing, 0, SLEEP=SLEEP, BLOCK=1024)
+        return moved
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*given: Any, **named: Any) -> Any:
+            result = call(*given, **named)
+            if not launch.dependent():
+                return result
+            if isinstance(result, torch.Tensor):
+                return delayed(result)
+            first, second = result
+            if second is None or second.dim() == 1:  # shares and their bias
+                return delayed(first), second
+            return delayed(first), delayed(second)
+
+        return wrapped
+
+    with monkeypatch.context() as plain:
+        _one_after_another(plain)
+        expected = dit(*inputs)
+    for module, name in ((linear, "linear"), (linear, "deferred"), (norm, "add_layer_norm"), (attention, "attention")):
+        monkeypatch.setattr(module, name, wrap(getattr(module, name)))
+
+    def captured() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        dit(*inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = dit(*inputs)
+        return graph, result
+
+    graph, result = captured()
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(expected, result)
+    _unguarded(monkeypatch)
+    graph, result = captured()
+    graph.replay()
+    assert not torch.equal(expected, result)
