@@ -292,6 +292,13 @@ def _rest() -> list[Case]:
         cost = linear_cost.linear(rows, columns, inner, bias=bias) + norm_cost.norm(rows, columns, added=True)
         return Pair("linear", "deferred", f"{label}, add rms", cost, make)
 
+    def batched(label: str, layers: int, rows: int, columns: int, inner: int) -> Case:
+        def make(d: torch.device) -> Inputs:
+            weight = _random(d, layers * columns, inner) * inner**-0.5
+            return _random(d, layers, rows, inner), weight, _random(d, layers * columns)
+
+        return Case("linear", "batched", label, linear_cost.batched(layers, rows, columns, inner), make)
+
     def image(height: int, width: int, dtype: torch.dtype) -> Case:
         def make(d: torch.device) -> Inputs:
             frames = torch.randint(0, 256, (1, 2, 1920 * 1080 * 3), dtype=torch.uint8, device=d)
@@ -327,6 +334,7 @@ def _rest() -> list[Case]:
         pair("qwen3 4B o", 192, 2560, 4096), pair("qwen3 4B down", 192, 2560, 9728),
         linear("vit qkv", 196, 3072, 1024, None), pair("vit fc2", 196, 1024, 4096),
         linear("dit up", 41, 6144, 1536, None), pair("dit down", 41, 1536, 6144),
+        batched("36 projections", 36, 192, 1024, 2560), batched("36 K and V", 36, 192, 2048, 1024),
         image(224, 224, BF16), image(480, 640, BF16), image(1080, 1920, FP32),
         Case("embedding", "embed", "200x2048", embedding_cost.embed(200, 2048), embed),
         Case("timestep", "sincos", "10x1024", timestep_cost.sincos(10, 1024), sincos),

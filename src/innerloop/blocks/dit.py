@@ -25,6 +25,7 @@ from innerloop.blocks.packing import Packable
 from innerloop.blocks.siglip import Shares
 from innerloop.blocks.stack import Stack
 from innerloop.kernels import activation, attention, launch, linear, norm, skinny
+from innerloop.kernels.linear import batched as batched
 
 EPS = 1e-5  # norm_eps of the blocks (Isaac-GR00T cross_attention_dit.py)
 OUTPUT_EPS = 1e-6  # norm_out of the same file
@@ -209,12 +210,6 @@ class DiT(Packable):
             return {}
         names = ("q_weight", "out_weight", "up_weight", "down_weight")
         return {f"blocks.{i}.{name}": 8 for i in range(self.sizes.depth) for name in names}
-
-
-def batched(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """x [L, T, K], weight [L * N, K], bias [L * N] -> [L, T, N], in `out` if given: one kernel for all layers' products."""
-    layers, _, inner = x.shape
-    return torch.baddbmm(bias.view(layers, 1, -1), x, weight.view(layers, -1, inner).transpose(1, 2), out=out)
 
 
 def waves(times: torch.Tensor) -> torch.Tensor:

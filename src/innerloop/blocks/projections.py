@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from innerloop.blocks import affine, dit
-from innerloop.kernels import norm
+from innerloop.blocks import affine
+from innerloop.kernels import linear, norm
 
 EPS = 1e-5  # torch.nn.LayerNorm's default
 
@@ -25,7 +25,7 @@ class Projections(nn.Module):
         layers = len(read)
         weight, bias = (part.view(layers, 1, -1) for part in (self.norm_weight, self.norm_bias))
         normed = norm.layer_norm(torch.stack(list(read)).flatten(1, 2), weight, bias, EPS)  # a layer's in each entry
-        projected = dit.batched(normed, self.weight, self.bias)
+        projected = linear.batched(normed, self.weight, self.bias)
         return projected.view(layers, *read[0].shape[:2], -1)
 
 

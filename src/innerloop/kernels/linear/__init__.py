@@ -25,3 +25,8 @@ def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Ten
 def chains(x: Tensor) -> bool:
     """Whether x's products are worth a chain (`launch.dependent_launch`): few 16-bit rows, for kernels that overlap."""
     return on_device(x) and not unfused(x) and reference.few_rows(x)
+
+
+def batched(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
+    """x [L, T, K], weight [L * N, K], bias [L * N] -> [L, T, N], in `out` if given: one kernel for all layers' products."""
+    return chosen(reference.batched, x)(x, weight, bias, out)

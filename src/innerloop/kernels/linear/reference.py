@@ -1,5 +1,6 @@
 """x W^T + b, then an activation."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,3 +23,10 @@ def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Ten
 def few_rows(x: Tensor) -> bool:
     """Whether x [..., K] is at most one tile of 16-bit rows."""
     return x.element_size() == 2 and x.numel() <= FEW_ROWS * x.shape[-1]
+
+
+def batched(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
+    """One product a layer."""
+    layers, _, inner = x.shape
+    product = torch.baddbmm(bias.view(layers, 1, -1), x, weight.view(layers, -1, inner).transpose(1, 2))
+    return product if out is None else out.copy_(product)

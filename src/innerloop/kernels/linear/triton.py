@@ -18,6 +18,7 @@ from innerloop.kernels.activation import triton as activation_triton
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
+from innerloop.kernels.linear.batch import batched as batched
 from innerloop.kernels.linear.reference import few_rows
 from innerloop.kernels.select import unfused
 
