@@ -42,8 +42,12 @@ class Ending(Generic[T]):
     def answer(self) -> T:
         """Waits and returns the answer, or raises what the wait raises. An interrupt leaves it to the device's thread."""
         self._finish()
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                error = None  # a frame that holds its own traceback is a cycle
         return self._value
 
     def settle(self) -> None:
