@@ -21,6 +21,7 @@ from innerloop.kernels.timestep import cost as timestep_cost
 
 Inputs = tuple[Any, ...]
 BF16, FP32, INT32 = torch.bfloat16, torch.float32, torch.int32
+BIASED = ("siglip", "dit", "vit out")  # labels of products
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,7 @@ def _rest() -> list[Case]:
         return Case("activation", "activate", f"{kind} {rows}x{width}", activation_cost.activate(rows, width), make)
 
     def linear(label: str, rows: int, columns: int, inner: int, epilogue: str | None) -> Case:
-        bias = label.startswith("siglip")
+        bias = label.startswith(BIASED)
 
         def make(d: torch.device) -> Inputs:
             weight = _random(d, columns, inner) * inner**-0.5
@@ -282,7 +283,7 @@ def _rest() -> list[Case]:
         return Case("linear", "linear", label, cost, make)
 
     def pair(label: str, rows: int, columns: int, inner: int) -> Case:
-        bias = label.startswith("siglip")
+        bias = label.startswith(BIASED)
 
         def make(d: torch.device) -> Inputs:
             weight = _random(d, columns, inner) * inner**-0.5
@@ -332,8 +333,10 @@ def _rest() -> list[Case]:
         pair("siglip fc2", 512, 1152, 4304), pair("gemma o", 576, 2048, 2048), pair("gemma down", 576, 2048, 16384),
         linear("qwen3 4B qkv", 192, 6144, 2560, None), linear("qwen3 4B gate-up", 192, 19456, 2560, None),
         pair("qwen3 4B o", 192, 2560, 4096), pair("qwen3 4B down", 192, 2560, 9728),
-        linear("vit qkv", 196, 3072, 1024, None), pair("vit fc2", 196, 1024, 4096),
-        linear("dit up", 41, 6144, 1536, None), pair("dit down", 41, 1536, 6144),
+        linear("vit qkv", 196, 3072, 1024, None), pair("vit out", 196, 1024, 1024), pair("vit fc2", 196, 1024, 4096),
+        linear("dit q", 41, 1536, 1536, None), linear("dit qkv", 41, 4608, 1536, None),
+        linear("dit up + gelu", 41, 6144, 1536, "gelu_tanh"), pair("dit out", 41, 1536, 1536),
+        pair("dit down", 41, 1536, 6144),
         batched("36 projections", 36, 192, 1024, 2560), batched("36 K and V", 36, 192, 2048, 1024),
         image(224, 224, BF16), image(480, 640, BF16), image(1080, 1920, FP32),
         Case("embedding", "embed", "200x2048", embedding_cost.embed(200, 2048), embed),
