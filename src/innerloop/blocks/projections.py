@@ -23,9 +23,9 @@ class Projections(nn.Module):
     def forward(self, read: Sequence[torch.Tensor]) -> torch.Tensor:
         """[B, T, columns] of each layer -> [layers, B, T, rows], all norms in one kernel, all products in another."""
         layers = len(read)
-        weight, bias = (part.view(layers, 1, -1) for part in (self.norm_weight, self.norm_bias))
-        normed = norm.layer_norm(torch.stack(list(read)).flatten(1, 2), weight, bias, EPS)  # a layer's in each entry
-        projected = linear.batched(normed, self.weight, self.bias)
+        weight, bias = self.norm_weight.view(layers, -1), self.norm_bias.view(layers, -1)
+        normed = norm.layer_norms(read, weight, bias, EPS)
+        projected = linear.batched(normed.flatten(1, 2), self.weight, self.bias)
         return projected.view(layers, *read[0].shape[:2], -1)
 
 

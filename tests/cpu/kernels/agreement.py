@@ -37,6 +37,8 @@ def _outputs(
 
 
 def _own(value: Any, written: bool, widen: bool) -> Any:
+    if isinstance(value, list):
+        return [_own(part, written, widen) for part in value]
     if not isinstance(value, Tensor):
         return value
     value = value.clone() if written else value

@@ -28,6 +28,18 @@ def test_plain(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("layers", [1, 2, 36])
+def test_each_input_by_its_own(layers: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    inputs = [torch.randn(shape).mul(3).add(1).to(dtype) for _ in range(layers)]
+    inputs[-1] = inputs[-1].flip(0).transpose(0, 1).contiguous().transpose(0, 1)
+    weight, bias = torch.randn(2, layers, shape[-1]).to(dtype)
+    agree("norm", "layer_norms", inputs, weight, bias, 1e-5)
+    one = triton_norm.layer_norm(inputs[-1], weight[-1], bias[-1], 1e-5)
+    assert torch.equal(triton_norm.layer_norms(inputs, weight, bias, 1e-5)[-1], one)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
 def test_modulated(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     batch, _, width = shape
     x, delta = (torch.randn(shape).to(dtype) for _ in range(2))

@@ -10,7 +10,7 @@ from innerloop import kernels
 from innerloop.kernels import select
 
 OPS = {
-    "norm": ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "modulated_rms_norm", "gated_add_rms_norm",
+    "norm": ("rms_norm", "layer_norm", "layer_norms", "add_rms_norm", "add_layer_norm", "modulated_rms_norm", "gated_add_rms_norm",
              "modulated_layer_norm", "gated_add"),
     "rope": ("rotate_and_store",),
     "attention": ("attention", "rotary_attention"),

@@ -7,6 +7,9 @@ Where prefix int32 [B] or [B, 1] may be given, scale, shift and gate are then [2
 [B, T, D] take row 1, the others row 0.
 """
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from innerloop.kernels.norm import reference
@@ -21,6 +24,13 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = Fals
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias."""
     return chosen(reference.layer_norm, x)(x, weight, bias, eps)
+
+
+def layer_norms(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """L inputs [..., D] of one shape, weight and bias [L, D] -> [L, ..., D], each by its own: one kernel for all."""
+    if unfused(inputs[0]):
+        return torch.stack([layer_norm(x, w, b, eps) for x, w, b in zip(inputs, weight, bias, strict=True)])
+    return chosen(reference.layer_norms, inputs[0])(inputs, weight, bias, eps)
 
 
 def add_rms_norm(

@@ -1,5 +1,7 @@
 """Norms over the last dimension: statistics and affine part in fp32, one rounding to the input's dtype."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,11 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     if bias is not None:
         y = y + bias.float()
     return y.to(x.dtype)
+
+
+def layer_norms(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """layer_norm of each by its own weight and bias."""
+    return torch.stack([layer_norm(x, w, b, eps) for x, w, b in zip(inputs, weight, bias, strict=True)])
 
 
 def add_rms_norm(

@@ -1,6 +1,8 @@
 """One kernel for every norm: a row stays in registers from the residual add to the rounding."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -86,6 +88,29 @@ def _gated_add(
     tl.store(out_ptr + row * width + column, (x + gate * delta).to(out_ptr.dtype.element_ty), mask=held)
 
 
+@triton.jit
+def _layer_norms(
+    inputs, weight_ptr, bias_ptr, out_ptr, rows, width, eps,
+    LAYERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row, layer = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, BLOCK)
+    held = column < width
+    x_ptr = inputs[0]
+    for i in tl.static_range(1, LAYERS):
+        if layer == i:
+            x_ptr = inputs[i]
+    scale = tl.load(weight_ptr + layer * width + column, mask=held, other=0.0).to(tl.float32)
+    shift = tl.load(bias_ptr + layer * width + column, mask=held, other=0.0).to(tl.float32)
+    wait_for_producer(PDL)
+    x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
+    x = tl.where(held, x - tl.sum(x, axis=0) / width, 0.0)
+    y = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
+    release_successor(PDL)
+    out_at = out_ptr + (layer * rows + row) * width + column
+    tl.store(out_at, (y * scale + shift).to(out_ptr.dtype.element_ty), mask=held)
+
+
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False) -> Tensor:
     """See kernels.norm."""
     return _run(x, (None, None), (None, weight, None), eps, plus_one)[1]
@@ -94,6 +119,21 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = Fals
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """See kernels.norm."""
     return _run(x, (None, None), (None, weight, bias), eps, False, centred=True)[1]
+
+
+def layer_norms(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """See kernels.norm."""
+    x = inputs[0]
+    width, layers = x.shape[-1], len(inputs)
+    rows, block = x.numel() // width, launch.power_of_two(width)
+    out = torch.empty((layers, *x.shape), dtype=x.dtype, device=x.device)
+    if rows == 0:
+        return out
+    _layer_norms[(rows, layers)](
+        tuple(t.contiguous() for t in inputs), weight.contiguous(), bias.contiguous(), out, rows, width, eps,
+        LAYERS=layers, BLOCK=block, **launch.options(launch.choose(TABLE, (block,), x.device), x.device),
+    )  # fmt: skip
+    return out
 
 
 def add_rms_norm(
