@@ -16,7 +16,7 @@ from innerloop.measure.message import Message
 from innerloop.measure.observations import Scene, make_noises, make_observations, prompt_of_length
 from innerloop.measure.trace import Event, profile_graphs
 from innerloop.runtime.machine import Decision
-from innerloop.runtime.profile import COPY_IN
+from innerloop.runtime.profile import COPY_IN, READING
 
 SESSION = "measure"
 OBSERVATIONS = 20  # different ones, in turn: every decision has new frames, state and noise
@@ -138,9 +138,10 @@ def _tokens(policy: LoadedPolicy, observation: Mapping[str, Any]) -> int:
 
 
 def _profiled(decision: Decision) -> Profiled:
-    return Profiled(decision.outputs, decision.timing.get(COPY_IN, 0.0), _stage_times(decision.timing))
+    timing = decision.timing
+    return Profiled(decision.outputs, timing.get(COPY_IN, 0.0), _stage_times(timing), timing.get(READING, 0.0))
 
 
 def _stage_times(timing: Mapping[str, float]) -> dict[str, float]:
     """Milliseconds by stage; programs are named plan/stage where capacities differ, a+b where stages were merged."""
-    return {name.rpartition("/")[2]: ms for name, ms in timing.items() if name not in ("run", COPY_IN)}
+    return {name.rpartition("/")[2]: ms for name, ms in timing.items() if name not in ("run", COPY_IN, READING)}

@@ -11,6 +11,7 @@ from innerloop.runtime.tick import Due, Tick
 from innerloop.runtime.windows import Kept, Value, Windows
 
 COPY_IN = "copy_in"  # staging and upload of the inputs
+READING = "reading"  # of the marks themselves, after the decision: no part of it
 
 
 class ProfiledTick(Tick):
@@ -41,10 +42,12 @@ class ProfiledTick(Tick):
 
     def read(self) -> dict[str, float]:
         """Milliseconds by program of the last decision, once it has been waited for."""
+        began = time.perf_counter()
         self.milliseconds = {COPY_IN: 0.0}
         for at in range(1, len(self._clock)):
             name = self._clock[at][0]
             self.milliseconds[name] = self.milliseconds.get(name, 0.0) + self._spent(at)
+        self.milliseconds[READING] = 1e3 * (time.perf_counter() - began)
         return self.milliseconds
 
     def _spent(self, at: int) -> float:

@@ -1,6 +1,7 @@
 """The whole call in seven stages, parity gates, on toy stages."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from toy_policy import ToySubject
 
 from innerloop.measure.agreement import FigureRefused
 from innerloop.measure.bench import Run, bench
-from innerloop.measure.clock import SEVEN, Workload
+from innerloop.measure.clock import SEVEN, Prepared, Profiled, Workload, clock_stages
 from innerloop.measure.record import LatencyRecord, parse
 
 SLOW = {"preprocess": 0.002, "vision": 0.004, "context": 0.003, "action": 0.005, "postprocess": 0.002}
@@ -41,6 +42,17 @@ def test_stages_sum_to_the_whole_call(record: LatencyRecord) -> None:
 def test_a_slowed_stage_is_found(stage: str, workload: Workload, simulated_time: None) -> None:
     found = bench(ToySubject({stage: 0.01}), workload, Run("", ticks=12)).stages
     assert max(found, key=lambda name: found[name]) == stage
+
+
+def test_reading_the_marks_counts_for_no_stage(workload: Workload, simulated_time: None) -> None:
+    class Marked(ToySubject):
+        def profile(self, prepared: Prepared) -> Profiled:
+            profiled = super().profile(prepared)
+            time.sleep(0.01)
+            return replace(profiled, reading_ms=10.0)
+
+    found = clock_stages(Marked({"postprocess": 0.002}), workload, 5)
+    assert found["postprocess"] == pytest.approx([2.0] * 5, abs=0.1)
 
 
 def test_host_share_and_bounds(record: LatencyRecord) -> None:

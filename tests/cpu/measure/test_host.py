@@ -25,7 +25,7 @@ def test_every_part_has_its_microseconds() -> None:
     assert all(len(row) == 4 and float(row[0]) > 0 for row in rows[:13])
     for low, middle, high, share in (map(float, row) for row in rows[13:]):
         assert 0 < low <= middle <= high
-        assert share == pytest.approx(100 * middle / (middle + 200), abs=0.1)
+        assert share == pytest.approx(100 * middle / (middle + 200), abs=0.3)  # both are rounded
 
 
 def test_a_family_at_its_full_size_needs_no_weights() -> None:

@@ -363,9 +363,14 @@ def test_a_window_that_the_host_cannot_read_is_refused():
 def test_a_profiled_decision_names_the_time_of_each_program(machine):
     machine.decide("a", observation(0), 8)
     timing = machine.decide("a", observation(1), 8, profile=True).timing
-    assert set(timing) == {"run", "copy_in", "prompt", "patchify+vision", "toy-8/context", "action"}
+    assert set(timing) == {"run", "copy_in", "prompt", "patchify+vision", "toy-8/context", "action", "reading"}
     assert all(value > 0 for value in timing.values())
-    assert set(machine.decide("a", {"noise": noise(3)}, 8, profile=True).timing) == {"run", "copy_in", "action"}
+    assert set(machine.decide("a", {"noise": noise(3)}, 8, profile=True).timing) == {
+        "run",
+        "copy_in",
+        "action",
+        "reading",
+    }
 
 
 def test_a_closed_machine_says_so(machine):
