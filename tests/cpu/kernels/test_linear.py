@@ -86,7 +86,7 @@ def test_few_rows_in_a_chain(rows: int, columns: int, activation: Activation | N
     x, weight, bias = _operands(rows, 136, 264, BF16)
     tile = Launch.of(4, 4, BLOCK_M=64, BLOCK_N=columns, BLOCK_K=128, SPLIT=1, BULK=1)
     assert tile in kernel.CHAINED.rows[90]
-    given = {("linear.chained", (rows, 136, 264, 2)): tile}
+    given: dict[launch.Key, Launch] = {("linear.chained", (rows, 136, 264, 2)): tile}
     for epilogue, added in ((activation, bias), (activation, None), (None, bias)):
         with launch.dependent_launch(), launch.forced(given), launch.recorded() as used:
             ours = kernel.linear(x, weight, added, epilogue)
