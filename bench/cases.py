@@ -132,6 +132,13 @@ def _norms() -> list[Case]:
 
         return Case("norm", "layer_norm", f"layer {rows}x{width}", norm_cost.norm(rows, width, operands=2), make)
 
+    def layers(count: int, rows: int, width: int) -> Case:
+        def make(d: torch.device) -> Inputs:  # the entries of the first are the op's inputs
+            return _random(d, count, rows, width), _random(d, count, width), _random(d, count, width), 1e-5
+
+        cost = norm_cost.norm(count * rows, width, operands=2)
+        return Case("norm", "layer_norms", f"{count} layers {rows}x{width}", cost, make)
+
     def add_rms(rows: int, width: int) -> Case:
         def make(d: torch.device) -> Inputs:
             return _random(d, 1, rows, width), _random(d, 1, rows, width), _random(d, width), 1e-6, True
@@ -163,7 +170,7 @@ def _norms() -> list[Case]:
 
     return [
         plain(576, 2048), add_rms(576, 2048), add_rms(712, 2048), gated(10, 1024), gated(50, 1024),
-        layer(512, 1152), add_layer(512, 1152), modulated(82, 1536),
+        layer(512, 1152), add_layer(512, 1152), modulated(82, 1536), layers(36, 192, 2560),
     ]  # fmt: skip
 
 
