@@ -15,6 +15,7 @@ import innerloop
 from innerloop.measure import record
 from innerloop.measure.against.lerobot import LeRobotPolicy, sized
 from innerloop.measure.against.openpi import OpenpiPolicy
+from innerloop.measure.against.torch_compile import CompiledPolicy
 from innerloop.measure.against.transformers import TransformersPolicy
 from innerloop.measure.command import bench_command
 from innerloop.measure.message import Message
@@ -63,6 +64,22 @@ def test_its_language_model_is_what_decides(tmp_path):
     norm.weight.data = norm.weight.data + 1.0  # no longer the memory that ours reads
     assert np.abs(other.infer(observation, noise) - before).max() > 1e-2
     policy.close()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+@pytest.mark.parametrize("name", ["pi05", "pi3"])
+def test_torch_compile_of_this_torch(name, tmp_path, monkeypatch):
+    """All but its code generation; bf16, so that a plan's buffers have items of different sizes."""
+    compile_it = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **given: compile_it(function, backend="aot_eager", **given))
+    directory = write(tmp_path, Recipe(name)) if name == "pi05" else starvla.write(tmp_path, starvla.RUNS[name])
+    plain = innerloop.load(directory, device="cpu", precision="bf16", kernels="reference")
+    other = CompiledPolicy(plain)
+    for observation, noise in decisions(plain, max(plain.plans)):
+        expected = plain.infer(observation, noise=noise).normalized
+        np.testing.assert_allclose(other.infer(observation, noise), expected, atol=TOLERANCE, rtol=0)
+    plain.close()
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("family", ["pi05", "pi0"])

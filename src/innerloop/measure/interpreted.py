@@ -25,11 +25,19 @@ def prepare(policy: LoadedPolicy, observation: Mapping[str, Any], noise: np.ndar
 
 
 class Interpreted:
-    """The policy's plans with its own kernels; `change` may give a stage another function, once for each capacity."""
+    """The policy's plans with its own kernels; `change` may give a stage another function, once for each capacity.
 
-    def __init__(self, policy: LoadedPolicy, change: Callable[[Stage], Stage] = lambda stage: stage) -> None:
+    `memory` makes the buffers of a plan on a device.
+    """
+
+    def __init__(
+        self,
+        policy: LoadedPolicy,
+        change: Callable[[Stage], Stage] = lambda stage: stage,
+        memory: Callable[[Plan, torch.device], Arena] = Arena,
+    ) -> None:
         self.policy = policy
-        self._change = change
+        self._change, self._memory = change, memory
         self._opened: dict[int, tuple[Plan, Interpreter]] = {}
         device = policy.placement.device
         # kernels that launch dependent on one another do not do so on the default stream
@@ -60,6 +68,6 @@ class Interpreted:
         if capacity not in self._opened:
             plan = self.policy.plans[capacity]
             plan = replace(plan, stages=tuple(self._change(stage) for stage in plan.stages))
-            arena = Arena(plan, self.policy.placement.device)
+            arena = self._memory(plan, self.policy.placement.device)
             self._opened[capacity] = plan, Interpreter(plan, arena, check=False)
         return self._opened[capacity]

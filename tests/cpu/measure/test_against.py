@@ -102,9 +102,9 @@ def test_it_says_that_it_takes_long_and_how_far_it_is(compiled: tuple[list[recor
     assert [line.split()[1] for line in said[1:6]] == ["layout,", "prompt,", "vision,", "context,", "one"]
 
 
-@pytest.fixture(params=["pi05", "pi0", "groot", "gr00t", "oft", "fast"])
+@pytest.fixture(params=["pi05", "pi0", "groot", "pi3", "oft", "fast"])
 def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoadedPolicy]:
-    """A policy of every kind of head in plain torch."""
+    """A policy of every kind of head in plain torch; bf16, so that its buffers have items of different sizes."""
     name, robot = request.param, None
     if name in CHECKPOINTS:
         directory = CHECKPOINTS[name]
@@ -112,13 +112,16 @@ def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoadedPoli
         directory, robot = groot.write(tmp_path), groot.LIBERO
     else:
         directory = starvla.write(tmp_path, starvla.RUNS[name])
-    loaded = innerloop.load(directory, device="cpu", assets=robot, kernels="reference")
+    loaded = innerloop.load(directory, device="cpu", precision="bf16", assets=robot, kernels="reference")
     yield loaded
     loaded.close()
 
 
 def test_every_stage_is_one_graph_on_a_gpu_too(plain: LoadedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced, not compiled. Kernels are asked for by each call, as on a GPU, where a context variable holds the choice."""
+    """All of torch.compile but its code generation; the solver steps of pi0 and pi0.5 share one graph.
+
+    Kernels are asked for by each call, as on a GPU, where a context variable holds the choice.
+    """
     for module in [module for name, module in sys.modules.items() if name.startswith("innerloop.kernels")]:
         for name, kinds in (("on_device", ("operators", "fused")), ("unfused", ("operators",))):
             if hasattr(module, name):
@@ -127,12 +130,13 @@ def test_every_stage_is_one_graph_on_a_gpu_too(plain: LoadedPolicy, monkeypatch:
         plain.processor, "finish", lambda normalized, _: normalized
     )  # no answer of random weights parses
     compile_it = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **given: compile_it(function, backend="eager", **given))
+    monkeypatch.setattr(torch, "compile", lambda function, **given: compile_it(function, backend="aot_eager", **given))
     other = CompiledPolicy(plain)
     workload = make_workload(plain, (48, 64), max(plain.plans), Message("raw"))
     observation, noise = workload.observations[0], workload.noises[0]
     expected = plain.infer(observation, noise=noise).normalized
-    np.testing.assert_allclose(other.infer(observation, noise), expected, atol=1e-4)
+    with torch._dynamo.config.patch(error_on_recompile=plain.family.name in CHECKPOINTS):
+        np.testing.assert_allclose(other.infer(observation, noise), expected, atol=1e-4)
     torch.compiler.reset()
 
 

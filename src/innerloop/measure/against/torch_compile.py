@@ -11,13 +11,16 @@ from unittest import mock
 import numpy as np
 import torch
 
-from innerloop.blocks import dit_head, flow_plan
+from innerloop.blocks import dit_head, flow, flow_plan
 from innerloop.blocks.dit import DiT
 from innerloop.contract import InnerloopError, Stage
 from innerloop.contract.stage import Tensors
 from innerloop.engine import LoadedPolicy
 from innerloop.kernels import Kernels, select
+from innerloop.kernels.euler import Guide
 from innerloop.measure.interpreted import Interpreted
+from innerloop.runtime.arena import Arena
+from innerloop.runtime.layout import aligned
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +42,8 @@ class CompiledPolicy:
         self._repeated = _repeated(policy)
         if self._repeated is not None:
             owner, attribute = self._repeated
-            self._body = _Compiled("one turn of the action stage's loop", getattr(owner, attribute))
-        self._interpreted = Interpreted(policy, self._compiled)
+            self._turn = _Turn(getattr(owner, attribute), device)
+        self._interpreted = Interpreted(policy, self._compiled, _Apart)
         stages = [stage.name for stage in next(iter(policy.plans.values())).stages if not stage.prepare]
         log.info(
             "%s: %d stages of %s (%s) for %s are compiled at the first decision; at full size that takes minutes",
@@ -52,7 +55,8 @@ class CompiledPolicy:
         with _traceable():
             if self._repeated is None:
                 return self._interpreted.infer(observation, noise)
-            with mock.patch.object(*self._repeated, self._body):
+            step = mock.patch.object(flow, "at_step", self._turn.at_step)
+            with step, mock.patch.object(*self._repeated, self._turn):
                 return self._interpreted.infer(observation, noise)
 
     def _compiled(self, stage: Stage) -> Stage:
@@ -66,6 +70,29 @@ class CompiledPolicy:
 
             self._made[stage] = replace(stage, run=call)
         return self._made[stage]
+
+
+class _Apart(Arena):
+    """A tensor of its own for every buffer, as torch code has them; no regions, so scratch shares nothing.
+
+    In a region torch.compile takes buffers of different item sizes for overlapping: it compares offsets counted in
+    items, and refuses to write to one of them.
+    """
+
+    def account(self) -> dict[str, int]:
+        """`total` bytes."""
+        return {"total": sum(aligned(buffer.bytes) for buffer in self.layout.buffers.values())}
+
+    def bytes_of(self, name: str) -> torch.Tensor:
+        """A buffer's bytes, without padding."""
+        return self.tensors[name].view(-1).view(torch.uint8)
+
+    def _region(self, size: int) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8, device=self.device)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        buffer = self.layout.buffers[name]
+        return torch.zeros(buffer.shape, dtype=buffer.dtype, device=self.device)
 
 
 class _Compiled:
@@ -82,6 +109,39 @@ class _Compiled:
         self._ready = True
         log.info("%s: %s, %.1f s", CompiledPolicy.name, self._name, time.perf_counter() - started)
         return result
+
+
+class _Turn(_Compiled):
+    """What the action stage repeats, every step of it the same graph.
+
+    torch.compile would compile again for another number (a step's gain and time) or stride (of a step's rows in its
+    table, which is final before the first step): numbers go in as tensors, rows as contiguous copies, made once.
+    """
+
+    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+        super().__init__("one turn of the action stage's loop", function)
+        self._device = device
+        self._numbers: dict[float, torch.Tensor] = {}
+        self._rows: dict[tuple[int, int], torch.Tensor] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        if isinstance(arguments[-1], Guide):
+            guide = arguments[-1]
+            held: Any = {"gain": self._number(guide.gain), "time": self._number(guide.time)}
+            arguments = (*arguments[:-1], guide._replace(**held))
+        return super().__call__(*arguments)
+
+    def at_step(self, table: torch.Tensor, step: int) -> torch.Tensor:
+        """Stands for flow.at_step."""
+        key = table.data_ptr(), step
+        if key not in self._rows:
+            self._rows[key] = torch.stack((table[step], table[-1]))
+        return self._rows[key]
+
+    def _number(self, value: float) -> torch.Tensor:
+        if value not in self._numbers:
+            self._numbers[value] = torch.tensor(value, dtype=torch.float64, device=self._device)
+        return self._numbers[value]
 
 
 def _repeated(policy: LoadedPolicy) -> tuple[Any, str] | None:
