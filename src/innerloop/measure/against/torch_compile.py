@@ -112,7 +112,7 @@ class _Compiled:
 
 
 class _Turn(_Compiled):
-    """What the action stage repeats, every step of it the same graph.
+    """What the action stage repeats, compiled once for all steps of pi0 and pi0.5.
 
     torch.compile would compile again for another number (a step's gain and time) or stride (of a step's rows in its
     table, which is final before the first step): numbers go in as tensors, rows as contiguous copies, made once.
