@@ -104,6 +104,7 @@ def row(case: Case, roof: Roof, microseconds: float, others: dict[str, float]) -
 
 def compiled(case: Case) -> Any:
     """The reference under torch.compile, as a module with the one function that the case calls."""
+    torch.compiler.reset()  # a function compiled for too many shapes would go on uncompiled
     module = case.reference()
     namespace = argparse.Namespace()
     for name in case.functions:

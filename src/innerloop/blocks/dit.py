@@ -195,8 +195,13 @@ class DiT(Packable):
         for i, block in enumerate(self.blocks):
             own, mask = (memory[cross], masks[cross]) if block.crosses else (None, None)
             cross += block.crosses
-            product = skinny.norm_linear(x, table[i, 0], table[i, 1], EPS, block.q_weight, block.q_bias)
-            x = skinny.project_residual(block.mix(product, own, mask), block.out_weight, None, x, block.out_bias)
+            query = (x, table[i, 0], table[i, 1], EPS, block.q_weight, block.q_bias)
+            if own is None:
+                mixed = block.mix(skinny.norm_linear(*query), None, None)
+            else:
+                k, v = own.unbind(2)
+                mixed = skinny.norm_attend(*query, k, v, mask, block.heads)
+            x = skinny.project_residual(mixed, block.out_weight, None, x, block.out_bias)
             hidden = skinny.norm_linear(x, None, None, EPS, block.up_weight, block.up_bias, gelu=True)
             x = skinny.project_residual(hidden, block.down_weight, None, x, block.down_bias)
         if not self.sizes.output:

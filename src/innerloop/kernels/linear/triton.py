@@ -38,9 +38,12 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
 
     Where the result is wider than the product is deep, reading the shares costs more than the device's idle part.
     Shallower shares only by the tile for them, where its programs leave less than a quarter of the device idle.
+    The library in quarters is for one tile of rows times a sum so deep that halves of it are still long.
     """
     columns, inner, element = shape[1:]
     split = choice["SPLIT"]
+    if choice == QUARTERS and (shape[0] > 256 or inner < 8192):
+        return False
     if choice == SHALLOW:
         nearly = 4 * _programs(choice, shape) >= 3 * limits.multiprocessors
         return columns <= inner < 1024 * split and nearly and _fills_once(choice, shape, limits)
@@ -74,6 +77,7 @@ def _library(split: int) -> Launch:
 
 
 SHALLOW = _tile(4, 4, 64, 64, 2, inner=128)
+QUARTERS = _library(4)
 
 DEFERRED = Table(
     "linear.deferred",
@@ -81,11 +85,11 @@ DEFERRED = Table(
     rows={
         90: [
             SHALLOW,
+            QUARTERS,
             _library(2),
             _tile(4, 5, 128, 64, 3),
             _tile(8, 5, 128, 128, 3),
             _library(1),
-            _library(4),
             _tile(4, 6, 64, 64, 4),
             _tile(4, 6, 64, 128, 4),
             _library(8),

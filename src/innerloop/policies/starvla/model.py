@@ -25,7 +25,8 @@ class FlowHead(nn.Module):
     def __init__(self, config: StarVlaConfig, sizes: DiTSizes) -> None:
         super().__init__()
         width, hidden, dims = sizes.width, config.hidden, config.max_action_dim
-        self.config, self.dit = config, DiT(sizes, config.head_tokens)
+        # Dense where tokens mix: at 49 rows the few-row kernels lose to a chain of dependent launches (docs/LOG.md).
+        self.config, self.dit = config, DiT(sizes, 0 if config.tokens_mix else config.head_tokens)
         self.action_in_weight, self.action_in_bias = affine(width, dims)
         self.action_mix_weight, self.action_mix_bias = affine(width, 2 * width)
         self.action_out_weight, self.action_out_bias = affine(width, width)
