@@ -20,7 +20,7 @@ SHAPES = [
     (16, 64, 1024, 1, 1),
     (16, 64, 1024, 17, 200),
     (16, 64, 1024, 32, 320),
-    (64, 64, 1024, 16, 192),
+    (32, 64, 1024, 16, 192),
     (12, 64, 768, 16, 182),
     (32, 48, 1536, 30, 169),
     (8, 128, 1024, 9, 100),
@@ -55,7 +55,7 @@ def test_every_size_has_a_launch_that_fits(shape: tuple[int, ...]) -> None:
     for launch in able:
         split = launch["SPLIT"]
         assert cross._bytes(launch, shape) <= H200.shared_bytes
-        assert groups * split <= 2 * H200.multiprocessors
+        assert groups * split <= H200.multiprocessors
         assert width % (32 * split * launch.warps) == 0
         assert split > 1  # a launch of one program a head has no cluster, which the source needs
         assert dim // split % 8 == 0
@@ -84,13 +84,14 @@ def test_which_sizes_take_the_one_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(cross, "limits", lambda device: H200)
     assert _fits()
     assert _fits(tokens=32, keys=512)
-    assert _fits(batch=4)
+    assert _fits(batch=2)
+    assert not _fits(batch=4)  # measured: slower than the two kernels
     assert not _fits(tokens=33)
     assert not _fits(keys=1500)
     assert not _fits(kv_heads=4)
     assert not _fits(dim=40)
     assert not _fits(pair=32)
-    assert not _fits(batch=32, tokens=2)  # more programs than find room at once
+    assert not _fits(batch=32, tokens=2)
     monkeypatch.setattr(cross, "limits", lambda device: GEFORCE)
     assert _fits(keys=128)
     assert not _fits(keys=600)
