@@ -16,7 +16,7 @@ from innerloop.process.qwen3vl import Cut, Encoder
 from innerloop.runtime.threads import side_by_side
 
 DEFAULT_TASK = "Perform the task."  # LeRobot 0.6.1 groot/utils.py, where there is no instruction
-ALONE = 1 << 17  # bytes; a smaller frame is ready about as soon as another thread has woken up
+ALONE = 1 << 18  # bytes; a frame of so many is ready about as soon as another thread has woken up
 _PUNCTUATION = re.compile(r"[^\w\s]")
 
 
