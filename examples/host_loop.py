@@ -52,7 +52,7 @@ class Host:
 
     def _copy(self, window: Any, value: np.ndarray) -> None:
         if self.cuda:
-            window.copy_(torch.from_numpy(value))
+            window.copy_(torch.tensor(value))  # a copy: some inputs are read-only
         else:
             window[...] = value
 
