@@ -16,7 +16,9 @@ from innerloop.kernels.euler import cost as euler_cost
 from innerloop.kernels.image import cost as image_cost
 from innerloop.kernels.linear import cost as linear_cost
 from innerloop.kernels.norm import cost as norm_cost
+from innerloop.kernels.norm import reference as norm_reference
 from innerloop.kernels.rope import cost as rope_cost
+from innerloop.kernels.rope import reference as rope_reference
 from innerloop.kernels.timestep import cost as timestep_cost
 
 Inputs = tuple[Any, ...]
@@ -34,11 +36,6 @@ class Case:
     cost: Cost
     make: Callable[[torch.device], Inputs]
     written: tuple[int, ...] = ()
-
-    @property
-    def functions(self) -> tuple[str, ...]:
-        """Names the op's modules are asked for."""
-        return (self.function,)
 
     def reference(self) -> Any:
         """The op's plain-torch module."""
@@ -78,7 +75,7 @@ class Pair(Case):
     def call(self, module: Any, inputs: Inputs) -> Any:
         """Both ops, from the modules of the same kind."""
         ours = getattr(module, "__name__", "").endswith("triton")
-        norm = importlib.import_module(f"innerloop.kernels.norm.{'triton' if ours else 'reference'}")
+        norm = importlib.import_module("innerloop.kernels.norm.triton") if ours else norm_reference
         x, weight, bias, residual, scale = inputs
         delta, left = getattr(module, self.function)(x, weight, bias)
         return norm.add_rms_norm(residual, delta, scale, 1e-6, False, left)
@@ -90,7 +87,7 @@ class Composed(Case):
     def call(self, module: Any, inputs: Inputs) -> Any:
         """Both ops, from the modules of the same kind."""
         ours = getattr(module, "__name__", "").endswith("triton")
-        rope = importlib.import_module(f"innerloop.kernels.rope.{'triton' if ours else 'reference'}")
+        rope = importlib.import_module("innerloop.kernels.rope.triton") if ours else rope_reference
         qkv, cos, sin, heads, valid, scale = inputs
         k, v = (qkv.new_empty(*qkv.shape[:2], heads, qkv.shape[2] // (3 * heads)) for _ in range(2))
         q = rope.rotate_and_store(qkv, cos, sin, heads, heads, k, v, 0)

@@ -62,8 +62,8 @@ def _timed(case: Case, roof: harness.Roof, inputs: list[Inputs], launches: bool)
     for label, us in times.items():
         print(f"{case.op:<11}{case.label:<34}{us:>8.2f} us  {label}")
     best = min(times, key=lambda label: times[label])
-    references = {"eager": case.reference(), "compiled": harness.compiled(case)}
-    others = {name: harness.time_case(case, reference, inputs) for name, reference in references.items()}
+    eager = harness.time_case(case, case.reference(), inputs)
+    others = {"eager": eager, "compiled": harness.time_compiled(case, inputs)}
     record = harness.row(case, roof, times["preferred"], others)
     note = "" if best == "preferred" else f"{times[best]:.2f} with {best}"
     return note, record
