@@ -191,12 +191,13 @@ def kernels_table(records: Sequence[KernelsRecord]) -> str:
 def operators_table(records: Sequence[OperatorsRecord]) -> str:
     """One row an operator and shape."""
     names = list(dict.fromkeys(name for r in records for one in r.rows for name in one.against_us))
-    head = ["operator", "shape", "us", *(f"{name} us" for name in names), "bound", "roof", "max abs"]
+    head = ["operator", "shape", "us", *(f"{name} us" for name in names), "MB", "GFLOP", "bound", "roof", "max abs"]
     rows = []
     for r in records:
         for one in r.rows:
             others = [f"{one.against_us[name]:.1f}" if name in one.against_us else "" for name in names]
-            row = [one.operator, one.shape, f"{one.us:.1f}", *others, one.bound, f"{one.roof_percent:.0f} %"]
+            work = (f"{one.bytes / 1e6:.3g}", f"{one.flops / 1e9:.3g}")
+            row = [one.operator, one.shape, f"{one.us:.1f}", *others, *work, one.bound, f"{one.roof_percent:.0f} %"]
             rows.append([*row, f"{one.max_abs:.1e}"])
     return table(head, rows)
 
