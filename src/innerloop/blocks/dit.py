@@ -25,7 +25,6 @@ from innerloop.blocks.packing import Packable
 from innerloop.blocks.siglip import Shares
 from innerloop.blocks.stack import Stack
 from innerloop.kernels import activation, attention, launch, linear, norm, skinny
-from innerloop.kernels.linear import batched as batched
 
 EPS = 1e-5  # norm_eps of the blocks (Isaac-GR00T cross_attention_dit.py)
 OUTPUT_EPS = 1e-6  # norm_out of the same file
@@ -152,9 +151,9 @@ class DiT(Packable):
             return
         rows = contexts.view(crosses, batch * tokens, -1)
         if batch == 1:  # one robot's rows lie in memory as the product has them
-            batched(rows, self.kv_weight, self.kv_bias, memory[:, 0, :tokens].view(crosses, tokens, -1))
+            linear.batched(rows, self.kv_weight, self.kv_bias, memory[:, 0, :tokens].view(crosses, tokens, -1))
             return
-        product = batched(rows, self.kv_weight, self.kv_bias)
+        product = linear.batched(rows, self.kv_weight, self.kv_bias)
         memory[:, :, :tokens].copy_(product.view(crosses, batch, tokens, 2, s.heads, s.head_dim))
 
     def forward(
