@@ -69,7 +69,8 @@ def test_a_time_line_has_every_part_in_order_and_leaves_no_mark() -> None:
     ends = [part.ends for part in line.parts]
     assert ends == sorted(ends)
     assert all(0 <= part.p10 <= part.p50 <= part.p90 for part in line.parts)
-    assert 0.2 * line.whole[1] < ends[-1]  # the parts leave nothing out; they are another pass, on cores that others use
+    # The parts leave nothing out; they are another pass, on cores that others may use.
+    assert 0.2 * line.whole[1] < ends[-1]
     assert line.device == ()
     assert json.loads(json.dumps(line.plain()))["parts"][0]["name"] == "receive"
     assert sum(row.startswith("| ") for row in table(line).splitlines()) == 1 + len(names)
