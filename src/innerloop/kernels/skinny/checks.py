@@ -13,9 +13,17 @@ def need_bias(bias: Tensor, weight: Packed) -> None:
         raise InnerloopError(f"the bias must be bfloat16 [{weight.rows}], not {bias.dtype} {list(bias.shape)}")
 
 
-def is_float(modulation: Tensor | None) -> int:
+def modulation(scale: Tensor | None, shift: Tensor | None, eps: float) -> dict[str, int | float | None]:
+    """A norm's arguments by name. Raises InnerloopError unless scale and shift, where both are there, have one dtype."""
+    if scale is not None and shift is not None and scale.dtype is not shift.dtype:
+        raise InnerloopError(f"scale is {scale.dtype} and shift {shift.dtype}; give both one dtype")
+    pointers = (None if table is None else table.data_ptr() for table in (scale, shift))
+    return {**dict(zip(("scale", "shift"), pointers, strict=True)), "eps": eps}
+
+
+def is_float(table: Tensor | None) -> int:
     """What MODULATION_FLOAT is: 1 where the table is float32, or there is none."""
-    return int(modulation is None or modulation.dtype is torch.float32)
+    return int(table is None or table.dtype is torch.float32)
 
 
 def strides(names: str, k: Tensor, v: Tensor) -> tuple[int, int]:

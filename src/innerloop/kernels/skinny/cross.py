@@ -8,7 +8,7 @@ from torch import Tensor
 from innerloop.contract.errors import InnerloopError
 from innerloop.kernels.launch import Launch, Limits, Shape, Table, choose, limits
 from innerloop.kernels.skinny.arguments import NormAttendArgs
-from innerloop.kernels.skinny.checks import is_float, need_bias, need_contiguous, strides
+from innerloop.kernels.skinny.checks import is_float, modulation, need_bias, need_contiguous, strides
 from innerloop.kernels.skinny.packing import Packed
 from innerloop.kernels.skinny.start import begin
 
@@ -108,8 +108,6 @@ def norm_attend(
             f"norm_attend takes 1 to {MAX_TOKENS} bfloat16 tokens of width {weight.columns} and {heads} heads' keys "
             f"within shared memory, not {tokens} of {width} in {x.dtype} and keys {list(k.shape)}; use norm_linear"
         )
-    if scale is not None and shift is not None and scale.dtype is not shift.dtype:
-        raise InnerloopError(f"scale is {scale.dtype} and shift {shift.dtype}; give both one dtype")
     if key_valid is not None:
         need_contiguous("key_valid", key_valid)
     batch_stride, row_stride = strides("k and v", k, v)
@@ -117,11 +115,11 @@ def norm_attend(
     launch = choose(NORM_ATTEND, shape, x.device)
     out = torch.empty(batch, tokens, heads * dim, dtype=x.dtype, device=x.device)
     arguments = NormAttendArgs(
+        **modulation(scale, shift, eps),
         weight=weight.data.data_ptr(), x=x.data_ptr(), bias=bias.data_ptr(), k=k.data_ptr(), v=v.data_ptr(),
-        scale=None if scale is None else scale.data_ptr(), shift=None if shift is None else shift.data_ptr(),
         key_valid=None if key_valid is None else key_valid.data_ptr(), out=out.data_ptr(),
         batch_stride=batch_stride, row_stride=row_stride, tokens=tokens, keys=keys, heads=heads,
-        eps=eps, score_scale=dim**-0.5 * log2(2.718281828459045),
+        score_scale=dim**-0.5 * log2(2.718281828459045),
     )  # fmt: skip
     defines = {
         **dict(launch.sizes), "WARPS": launch.warps, "K": width, "DIM": dim, "STEPS": key_steps(keys),

@@ -10,7 +10,7 @@ from innerloop.contract.errors import InnerloopError
 from innerloop.kernels.euler import Guide
 from innerloop.kernels.launch import Launch, Limits, Shape, Table, choose, limits
 from innerloop.kernels.skinny.arguments import AttendArgs, LinearArgs, StepArgs
-from innerloop.kernels.skinny.checks import is_float, need_bias, need_contiguous, strides
+from innerloop.kernels.skinny.checks import is_float, modulation, need_bias, need_contiguous, strides
 from innerloop.kernels.skinny.packing import WARP_COLUMNS, Packed
 from innerloop.kernels.skinny.start import begin
 
@@ -147,7 +147,7 @@ def norm_qkv_rope(
     batch_stride, row_stride = strides("k_cache and v_cache", k_cache, v_cache)
     q = torch.empty(batch, tokens, heads, dim, dtype=x.dtype, device=x.device)
     arguments = LinearArgs(
-        **_norm(scale, shift, eps), cos=cos.data_ptr(), sin=sin.data_ptr(), row_tokens=tokens, start=start,
+        **modulation(scale, shift, eps), cos=cos.data_ptr(), sin=sin.data_ptr(), row_tokens=tokens, start=start,
         heads=heads, kv_heads=kv_heads, k_cache=k_cache.data_ptr(), v_cache=v_cache.data_ptr(),
         batch_stride=batch_stride, row_stride=row_stride,
     )  # fmt: skip
@@ -166,7 +166,7 @@ def norm_glu(
             f"norm_glu wants a weight packed with pair={weight.rows // 2}, its number of gates, not {weight.pair}"
         )
     out = torch.empty(*x.shape[:-1], weight.rows // 2, dtype=x.dtype, device=x.device)
-    arguments = LinearArgs(**_norm(scale, shift, eps))
+    arguments = LinearArgs(**modulation(scale, shift, eps))
     _give(arguments, prefix, x.shape[1], scale=scale, shift=shift)
     _linear(NORM_GLU, x, weight, out, arguments, scale)
     return out
@@ -180,13 +180,8 @@ def norm_linear(
     need_bias(bias, weight)
     if weight.pair != 8:
         raise InnerloopError(f"norm_linear wants a weight packed with pair=8, not {weight.pair}")
-    if scale is not None and shift is not None and scale.dtype is not shift.dtype:
-        raise InnerloopError(f"scale is {scale.dtype} and shift {shift.dtype}; give both one dtype")
     out = torch.empty(*x.shape[:-1], weight.rows, dtype=x.dtype, device=x.device)
-    arguments = LinearArgs(
-        scale=None if scale is None else scale.data_ptr(), shift=None if shift is None else shift.data_ptr(),
-        bias=bias.data_ptr(), eps=eps,
-    )  # fmt: skip
+    arguments = LinearArgs(**modulation(scale, shift, eps), bias=bias.data_ptr())
     _linear(NORM_LINEAR, x, weight, out, arguments, shift if scale is None else scale, {"GELU": int(gelu)})
     return out
 
@@ -276,7 +271,7 @@ def norm_project_step(
     need_contiguous("x", x)
     out = torch.empty_like(state)
     arguments = StepArgs(
-        **_norm(scale, shift, eps), x=x.data_ptr(), weight_out=weight.data_ptr(), bias_out=bias.data_ptr(),
+        **modulation(scale, shift, eps), x=x.data_ptr(), weight_out=weight.data_ptr(), bias_out=bias.data_ptr(),
         state=state.data_ptr(), next_state=out.data_ptr(), dt=dt,
     )  # fmt: skip
     defines = {"HAS_OUT": 1, "MODULATION_FLOAT": is_float(scale)}
@@ -306,7 +301,7 @@ def _linear(
     weight: Packed,
     out: Tensor,
     arguments: LinearArgs,
-    modulation: Tensor | None,
+    table: Tensor | None,
     extra: Mapping[str, int] | None = None,
 ) -> None:
     rows = x.numel() // x.shape[-1]
@@ -321,19 +316,13 @@ def _linear(
     arguments.rows, arguments.groups = rows, _passes(rows)
     defines = {
         **dict(launch.sizes), "PHASE": phase, "N": weight.rows, "K": weight.columns, "WARPS": launch.warps,
-        "NT": column_tiles(rows), "HALF": weight.pair, "MODULATION_FLOAT": is_float(modulation),
+        "NT": column_tiles(rows), "HALF": weight.pair, "MODULATION_FLOAT": is_float(table),
         "PREFIXED": int(bool(arguments.prefix)),
         **(extra or {}),
     }  # fmt: skip
     grid = weight.rows // 16 // launch["TILES"] * launch["SPLIT"]
     size = _linear_bytes(launch, shape, bool(arguments.prefix))
     begin("linear", defines, grid, launch.warps * 32, size, launch["SPLIT"], arguments, x.device)
-
-
-def _norm(scale: Tensor, shift: Tensor | None, eps: float) -> dict[str, int | float | None]:
-    if shift is not None and shift.dtype is not scale.dtype:
-        raise InnerloopError(f"scale is {scale.dtype} and shift {shift.dtype}; give both one dtype")
-    return {"scale": scale.data_ptr(), "shift": None if shift is None else shift.data_ptr(), "eps": eps}
 
 
 def _give(arguments: LinearArgs, prefix: Tensor | None, tokens: int, **tables: Tensor | None) -> None:
