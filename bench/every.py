@@ -19,9 +19,7 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from innerloop.policies import FAMILIES
-
-OTHERS = ("groot", "starvla-pi3", "starvla-gr00t", "starvla-oft", "starvla-pi")
+LAST = ("starvla-gr00t", "starvla-oft", "starvla-pi")
 LEAST = 20.0  # seconds that a job needs to come to anything
 
 
@@ -51,7 +49,7 @@ def jobs(out: Path, against: Sequence[str]) -> list[Job]:
     listed += [sweep("pi0", "pi0.json"), runtime("pi0"), sweep("pi05", "640x480")]
     listed += [sweep("pi05", f"{views}cam-{tokens}tok") for tokens in (48, 200) for views in (3, 1, 2)]
     listed += [sweep("pi0", f"{views}cam") for views in (3, 1, 2)]
-    return [*listed, *(sweep(family, "") for family in OTHERS[2:] if family in FAMILIES)]
+    return [*listed, *(sweep(family, "") for family in LAST)]
 
 
 def work(gpu: int, gpus: int, waiting: SimpleQueue[Job], logs: Path, until: float, failed: list[str]) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from innerloop.engine import LoadedPolicy
 from innerloop.measure.message import Message
+from innerloop.measure.observations import frame_size
 from innerloop.measure.subject import make_workload
 
 SESSION = "time line"
@@ -83,8 +84,7 @@ class Marks:
 
 def time_line(policy: LoadedPolicy, frames: str, tokens: int, count: int) -> Line:
     """p50 of `count` decisions from messages of raw frames (WIDTHxHEIGHT), everything new in each of them."""
-    width, _, height = frames.partition("x")
-    load = make_workload(policy, (int(height), int(width)), tokens, Message("raw"), 0)
+    load = make_workload(policy, frame_size(frames), tokens, Message("raw"), 0)
     messages = [load.wire.pack(one) for one in load.observations]
     marks = Marks()
 
