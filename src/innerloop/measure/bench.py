@@ -224,6 +224,5 @@ def _by_stage(figures: StageFigures, settled: Settled) -> dict[str, Any]:
         "stages_bound": {name: roofs[name].bound for name in SEVEN},
         "host_ms": host,
         "device_ms": device,
-        "host_share": host / (host + device),
         "unattributed_ms": float(np.median(settled.samples)) - host - device,
     }

@@ -103,11 +103,15 @@ class LatencyRecord(PolicyRecord):
     stages_bound: dict[str, str]
     host_ms: float
     device_ms: float
-    host_share: float
     unattributed_ms: float
     ceilings: dict[str, float]
     agreement: dict[str, dict[str, float]]
     against: dict[str, float]
+
+    @property
+    def host_share(self) -> float:
+        """What of the whole call's p50 is not the device's stages: the host's work and hand-overs that nothing hides."""
+        return max(0.0, 1.0 - self.device_ms / self.p50_ms)
 
 
 @dataclass(frozen=True, kw_only=True)

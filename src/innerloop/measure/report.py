@@ -83,7 +83,7 @@ def latency_table(records: Sequence[LatencyRecord]) -> str:
             f"{r.prompt_tokens} of {r.prompt_capacity}",
         ]
         row += [str(r.chunk), str(r.steps), str(r.batch), f"**{r.p50_ms:.2f}**", f"{r.p95_ms:.2f}", f"{r.p99_ms:.2f}"]
-        row += [f"{r.max_ms:.2f}", f"{r.launches:,}", f"{r.host_share:.0%}", number(r.memory_bytes / 1e9)]
+        row += [f"{r.max_ms:.2f}", f"{r.launches:,}", f"{r.host_share:.1%}", number(r.memory_bytes / 1e9)]
         for name in names:
             row += _against(r, name)
         rows.append(row)

@@ -57,6 +57,7 @@ def test_reading_the_marks_counts_for_no_stage(workload: Workload, simulated_tim
 
 def test_host_share_and_bounds(record: LatencyRecord) -> None:
     assert record.host_share == pytest.approx(4 / 16, abs=0.01)
+    assert replace(record, device_ms=record.p50_ms + 1).host_share == 0
     assert record.stages_bound["preprocess"] == record.stages_bound["postprocess"] == "host"
     assert record.stages_flops["vision"] > 0
     assert record.stages_roof_percent["vision"] > 0

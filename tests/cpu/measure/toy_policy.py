@@ -269,7 +269,6 @@ def latency_figures() -> dict[str, Any]:
         "stages_bound": bounds,
         "host_ms": 0.8,
         "device_ms": 10.9,
-        "host_share": 0.068,
         "unattributed_ms": 0.0,
         "ceilings": {"copy_gb_s": 4300.0, "matrix_bf16_tflops": 750.0, "matrix_fp8_tflops": 1320.0, "launch_us": 1.2},
         "agreement": {"interpreter": {"cosine": 1.0, "max_abs": 0.0}, "lerobot": {"cosine": 0.9999, "max_abs": 0.01}},
