@@ -10,7 +10,9 @@ class Chained(Case):
     """A call that may start before the one ahead of it ends."""
 
     def call(self, module: Any, inputs: Inputs) -> Any:
-        """Within a row of its own kind."""
+        """Ours within a row of its own kind; the reference has no kernels to overlap, and is compiled as one graph."""
+        if not getattr(module, "__name__", "").endswith("triton"):
+            return super().call(module, inputs)
         with launch.dependent_launch():
             return super().call(module, inputs)
 
