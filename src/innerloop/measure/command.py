@@ -126,6 +126,7 @@ def report_command(
         report.write_between_markers(markdown, report.markdown(records))
         out.print(f"wrote {markdown}", highlight=False)
     if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(page.render(records))
         out.print(f"wrote {html}", highlight=False)
     if markdown is None and html is None:
