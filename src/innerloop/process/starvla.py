@@ -337,7 +337,7 @@ def _parts(config: Sizes, edge: Edge, scales: tuple[Scale, Scale], tokenizer: Ch
     pipeline = pipeline.push(ScaleStep(*scales))
     if config.state_token:
         pipeline = pipeline.push(WidthStep(config.state_dim, config.max_action_dim, state_input=True))
-    return pipeline.push(turn), cameras, widths, np.float32, _facts(config, cameras, scales, widths)
+    return pipeline.push(turn), cameras, widths, np.float32, _facts(config, turn, scales, widths)
 
 
 def _placeholder(tokenizer: ChatTokenizer, chunk: int) -> int:
@@ -356,11 +356,12 @@ def _query_rows(ids: np.ndarray, placeholder: int, chunk: int) -> dict[str, np.n
     return {"query_rows": np.flatnonzero(ids == placeholder)[-chunk:].astype(np.int32)}
 
 
-def _facts(config: Sizes, cameras: Cameras, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
+def _facts(config: Sizes, turn: TurnStep, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
+    resize = {"resized_to": config.image_size, "then": "Qwen3-VL smart resize, bicubic", "resized_by": "host"}
     return {
         "family": config.framework,
-        "cameras": list(cameras.required),
-        "image": {"resized_to": config.image_size, "then": "Qwen3-VL smart resize, bicubic", "resized_by": "host"},
+        "cameras": list(turn.cameras.required),
+        "image": {**vars(turn.spec), **resize},
         "state": {
             "width": widths.state,
             "mode": scales[0].mode,
