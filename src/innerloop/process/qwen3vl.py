@@ -37,13 +37,18 @@ class ImageRules:
         if any(content.get(name, [0.5] * 3) != [0.5] * 3 for name in ("image_mean", "image_std")):
             raise CheckpointError(f"{path}: image_mean and image_std must be 0.5, as every Qwen3-VL has them")
         size = content.get("size") or {}
-        return cls(
-            int(content.get("patch_size", cls.patch)),
-            int(content.get("merge_size", cls.merge)),
-            int(content.get("temporal_patch_size", cls.temporal)),
-            int(content.get("min_pixels") or size.get("shortest_edge", cls.min_pixels)),
-            int(content.get("max_pixels") or size.get("longest_edge", cls.max_pixels)),
-        )
+        edges = size if isinstance(size, dict) else {"shortest_edge": size}  # refused below, by name
+        counts = {
+            "patch_size": content.get("patch_size", cls.patch),
+            "merge_size": content.get("merge_size", cls.merge),
+            "temporal_patch_size": content.get("temporal_patch_size", cls.temporal),
+            "min_pixels": content.get("min_pixels") or edges.get("shortest_edge") or cls.min_pixels,
+            "max_pixels": content.get("max_pixels") or edges.get("longest_edge") or cls.max_pixels,
+        }
+        for name, count in counts.items():
+            if type(count) is not int or count < 1:
+                raise CheckpointError(f"{path}: {name} is {count!r}; it is a whole number of pixels or frames")
+        return cls(*counts.values())
 
     def fitted(self, height: int, width: int) -> tuple[int, int]:
         """Height and width after the resize: multiples of patch * merge, pixels within limits, aspect roughly kept."""

@@ -20,7 +20,7 @@ from innerloop.process.recipe import STATE
 from innerloop.process.state import discretize
 from innerloop.process.synthetic import token_a_word
 from innerloop.weights import Checkpoint
-from innerloop.weights.starvla import base_model, data_section
+from innerloop.weights.starvla import base_model, data_section, section
 
 FIRST_ACTION, END = "<robot_action_0>", "<|im_end|>"
 PLACEHOLDER = "\U0001f50d"  # starVLA QwenOFT.py action_token
@@ -54,7 +54,7 @@ ROBOTS = {
 
 def read_robot(run: Mapping[str, Any], tag: str) -> Robot:
     """From the run's own `innerloop` section, else from what is known of its data. Raises CheckpointError."""
-    mix, own = str(data_section(run).get("data_mix") or ""), dict(run.get("innerloop") or {})
+    mix, own = str(data_section(run).get("data_mix") or ""), section(run, "innerloop")
     known = ROBOTS.get("libero" if mix.startswith("libero") else tag)
     if known is None and not {"cameras", "action"} <= set(own):
         raise CheckpointError(
@@ -64,7 +64,10 @@ def read_robot(run: Mapping[str, Any], tag: str) -> Robot:
             f"{', '.join(MODES)}; gripper: none where the last action dimension was not normalised"
         )
     robot = known or Robot((), "none")
-    cameras, action = tuple(str(name) for name in own.get("cameras", robot.cameras)), own.get("action", robot.action)
+    named = own.get("cameras", list(robot.cameras))
+    if not isinstance(named, list):
+        raise CheckpointError(f"config.yaml innerloop: cameras is {named!r}; it takes a list, as [front, wrist]")
+    cameras, action = tuple(str(name) for name in named), own.get("action", robot.action)
     state, gripper = own.get("state", robot.state), own.get("gripper", "none" if robot.gripper_raw else "mask")
     if not cameras or action not in MODES or state not in MODES or gripper not in ("mask", "none"):
         raise CheckpointError(

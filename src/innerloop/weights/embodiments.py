@@ -73,7 +73,7 @@ def read_embodiment(
     flat = {
         f"{modality}.{key}": _arrays(f"{name} {modality}.{key}", values)
         for modality in _MODALITIES
-        for key, values in (statistics[name].get(modality) or {}).items()
+        for key, values in _named(f"{name} {modality}", _named(name, statistics[name]).get(modality) or {}).items()
     }
     return flat, (ProcessorStep(STEP, kept),), name
 
@@ -136,10 +136,23 @@ def _chosen(directory: Path, names: list[str], choice: str | None) -> str:
     return choice or names[0]
 
 
-def _arrays(where: str, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _named(where: str, values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise CheckpointError(
+            f"statistics.json {where} is {str(values)[:60]!r}, not statistics by name: export it again"
+        )
+    return values
+
+
+def _arrays(where: str, values: Any) -> dict[str, np.ndarray]:
     found = {}
-    for name, value in values.items():
-        array = np.asarray(value, np.float64)
+    for name, value in _named(where, values).items():
+        try:
+            array = np.asarray(value, np.float64)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"statistics.json {where}: {name} is not numbers ({error}); compute it again"
+            ) from error
         if not np.isfinite(array).all():
             raise CheckpointError(f"statistics.json {where}: {name} is not finite; compute it again")
         found[name] = array

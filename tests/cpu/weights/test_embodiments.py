@@ -70,6 +70,22 @@ def test_statistics_that_are_not_finite_are_named(directory: Path) -> None:
         open_checkpoint(directory, assets=groot.LIBERO)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "libero_sim is 'None', not statistics by name"),
+        ({"state": [1.0]}, "libero_sim state is .* not statistics by name"),
+        ({"state": {"x": 3}}, r"libero_sim state\.x is '3', not statistics by name"),
+        ({"state": {"x": {"min": ["low"]}}}, r"libero_sim state\.x: min is not numbers"),
+    ],
+)
+def test_statistics_that_are_none_are_named(directory: Path, value: Any, message: str) -> None:
+    path = directory / "statistics.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), groot.LIBERO: value}))
+    with pytest.raises(CheckpointError, match=f"statistics.json {message}"):
+        open_checkpoint(directory, assets=groot.LIBERO)
+
+
 def test_other_lerobot_processors_are_refused() -> None:
     steps = (ProcessorStep("normalizer_processor"),)
     saved: Any = SimpleNamespace(config={}, statistics={}, preprocessor=steps, postprocessor=None)
