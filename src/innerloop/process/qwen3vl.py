@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from innerloop.contract import CheckpointError, ObservationError
+from innerloop.process.text import open_backend
 from innerloop.weights.source import read_object
 
 MAX_ASPECT = 200  # transformers qwen2_vl smart_resize
@@ -154,12 +155,7 @@ class ChatTokenizer:
     @classmethod
     def open(cls, path: Path) -> "ChatTokenizer":
         """Raises CheckpointError where the file is not a Qwen3-VL tokenizer."""
-        from tokenizers import Tokenizer
-
-        read_object(path)  # the library raises a bare Exception for a bad file
-        backend = Tokenizer.from_file(str(path))
-        backend.no_padding()
-        backend.no_truncation()
+        backend = open_backend(path)
         found = (backend.token_to_id(f"<|{name}|>") for name in ("vision_start", "image_pad", "vision_end"))
         ids = [index for index in found if index is not None]
         if len(ids) < 3:
