@@ -212,13 +212,14 @@ def parity(
     seed: Annotated[int, typer.Option(help="seed of the made-up observation and noise")] = 0,
     device: arguments.Device = None,
     precision: arguments.Precision = None,
+    assets: arguments.Assets = None,
     as_json: arguments.Json = False,
 ) -> None:
     """Run both sides stage by stage with pinned noise and name the first stage that differs."""
     from innerloop.measure import parity_command
 
     parity_command.check(against)
-    policy = _load(checkpoint, device=device, precision=precision)
+    policy = _load(checkpoint, device=device, precision=precision, assets=assets)
     found = parity_command.against_lerobot(checkpoint, policy, prompt, seed)
     print(json.dumps(found.to_json())) if as_json else out.print(found.text(), highlight=False, markup=False)
     policy.close()
@@ -254,6 +255,8 @@ def bench(
     environment_ms: Annotated[float, typer.Option(help="time of one environment step")] = 0.0,
     delay_ms: Annotated[float, typer.Option(help="network delay, both ways")] = 0.0,
     horizon: Annotated[int | None, typer.Option(help="executed actions of a chunk")] = None,
+    assets: arguments.Assets = None,
+    tokenizer: arguments.TokenizerPath = None,
     url: Annotated[str | None, typer.Option(metavar="ws://HOST:PORT", help="measure a server at its clients")] = None,
     clients: Annotated[str, typer.Option(help="with --url: clients at once, comma separated")] = "1",
     token: Annotated[str | None, typer.Option(help="with --url: what the server wants to see")] = None,
@@ -290,7 +293,8 @@ def bench(
         "frames": frames, "encoding": encoding, "device": device, "precision": precision, "kernels": kernels,
         "ticks": ticks, "seed": seed, "against": arguments.listed(against), "batch": arguments.counts(batch, "--batch"),
         "ladder": ladder, "control": control, "control_hz": control_hz, "environment_ms": environment_ms,
-        "delay_ms": delay_ms, "horizon": horizon, "profile": profile,
+        "delay_ms": delay_ms, "horizon": horizon, "profile": profile, "assets": assets,
+        "tokenizer": None if tokenizer is None else str(tokenizer),
     }  # fmt: skip
     command.bench_command(BenchOptions(target, **asked), out, as_json, trace)
 
@@ -306,13 +310,16 @@ def tune(
     ticks: Annotated[int, typer.Option(min=1, help="decisions timed for each candidate")] = 60,
     file: Annotated[Path | None, typer.Option(help="where to keep the choices; default: the user's cache")] = None,
     precision: arguments.Precision = None,
+    assets: arguments.Assets = None,
+    tokenizer: arguments.TokenizerPath = None,
 ) -> None:
     """Try kernel launches inside the captured pipeline and keep those that make a decision faster on this GPU."""
     from innerloop import engine
     from innerloop.measure import tuning
 
+    asked = {"precision": precision, "assets": assets, "edge": arguments.edge(None, tokenizer)}
     known = not Path(target).is_dir()
-    policy = engine.random_policy(target, precision=precision) if known else _load(Path(target), precision=precision)
+    policy = engine.random_policy(target, precision=precision) if known else _load(Path(target), **asked)
     tuning.tune_command(policy, prompt, ticks, file, out)
     policy.close()
 

@@ -13,7 +13,9 @@ from innerloop.measure.command import bench_command, report_command, reproduce_c
 from innerloop.measure.message import Message
 from innerloop.measure.options import BenchOptions, parse_command
 from innerloop.measure.reproduce import differences, reproduced
+from innerloop.measure.side_by_side import Bench
 from innerloop.measure.subject import PolicySubject, make_workload
+from recipes.tiny import groot
 
 TINY = Path(__file__).parents[3] / "examples/checkpoints/tiny-pi05"
 OPTIONS = BenchOptions(
@@ -88,10 +90,35 @@ def test_other_inputs_are_no_reproduction(folder: Path) -> None:
         BenchOptions("pi05", random_weights=True),
         BenchOptions("pi0", random_weights=True, against=("lerobot",), batch=(1, 2, 32), horizon=5, control_hz=12.5),
         BenchOptions("a dir", frames="640x480", encoding="jpeg", ladder=True, precision="bf16", delay_ms=3.0),
+        BenchOptions("a dir", assets="libero_sim", tokenizer="tokenizer.json"),
     ],
 )
 def test_a_command_line_gives_its_options_again(options: BenchOptions) -> None:
     assert parse_command(options.command()) == options
+
+
+def test_a_robot_and_a_tokenizer_are_chosen_as_for_a_load(tmp_path: Path) -> None:
+    directory, elsewhere = groot.write(tmp_path / "groot"), tmp_path / "tokenizer.json"
+    (directory / "tokenizer.json").rename(elsewhere)
+    with pytest.raises(InnerloopError, match="serves 2 robots"):
+        _ = Bench(BenchOptions(str(directory), device="cpu", against=("lerobot",)))
+    made = Bench(BenchOptions(str(directory), device="cpu", assets=groot.DROID, tokenizer=str(elsewhere)))
+    policy = made.policy()
+    assert (made.family, policy.cameras) == ("groot", ("exterior", "wrist"))
+    policy.close()
+    assert made.options.command().endswith("--assets oxe_droid_relative_eef_relative_joint --tokenizer tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (BenchOptions("a dir", steps=5), "--steps changes nothing here: a checkpoint states its own"),
+        (BenchOptions("pi05", random_weights=True, assets="x"), "--assets changes nothing here: there are no files"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(options: BenchOptions, words: str) -> None:
+    with pytest.raises(InnerloopError, match=words):
+        Bench(options)
 
 
 @pytest.mark.parametrize("frames", ["", "640", "x480", "0x4", "640x480x3", "a x b"])
