@@ -137,7 +137,12 @@ def _assembled(sizes: Sizes, found: Embodiment, chat: ChatStep, edge: Edge) -> P
         "image": {**vars(edge.images), "time_steps": sizes.frames, "resized_by": "host", **vars(chat.framing)},
         "state": {"width": widths.state, "padded": widths.max_state, "keys": _facts(states)},
         "action": {"width": widths.action, "horizon": horizon, "keys": _facts(actions), "libero_gripper": gripper},
-        "prompt": {"template": "Qwen3-VL chat", "capacity": sizes.slots.tokens, "formal": chat.formal},
+        "prompt": {
+            "template": "Qwen3-VL chat",
+            "capacity": sizes.slots.tokens,
+            "formal": chat.formal,
+            "tokenizer": chat.encoder.tokenizer.source,
+        },
         "horizon": horizon,
         "state_groups": {one.key: one.width for one in states},
         "action_groups": {one.key: one.width for one in actions},

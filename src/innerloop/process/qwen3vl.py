@@ -146,9 +146,14 @@ class ChatTokenizer:
     """tokenizer.json of a Qwen; special tokens inside a text are recognised."""
 
     def __init__(
-        self, encode: Callable[[str], list[int]], decode: Callable[[list[int]], str], special: Special
+        self,
+        encode: Callable[[str], list[int]],
+        decode: Callable[[list[int]], str],
+        special: Special,
+        source: str = "",
     ) -> None:
         self.special = special
+        self.source = source
         self.decode = decode
         self._encode = functools.lru_cache(maxsize=256)(lambda text: tuple(encode(text)))
 
@@ -167,7 +172,7 @@ class ChatTokenizer:
         def decode(ids: list[int]) -> str:
             return str(backend.decode(ids, skip_special_tokens=True))
 
-        return cls(encode, decode, Special(*ids))
+        return cls(encode, decode, Special(*ids), str(path))
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Ids of a text."""

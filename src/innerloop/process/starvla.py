@@ -371,5 +371,9 @@ def _facts(config: Sizes, turn: TurnStep, scales: Sequence[Scale], widths: Width
             "input": "prompt" if config.state_in_text else "vector" if config.state_dim else "none",
         },
         "action": {"width": widths.action, "horizon": widths.chunk, "mode": scales[1].mode},
-        "prompt": {"template": config.template, "capacity": config.slots.tokens},
+        "prompt": {
+            "template": config.template,
+            "capacity": config.slots.tokens,
+            "tokenizer": turn.encoder.tokenizer.source,
+        },
     }
