@@ -18,6 +18,7 @@ PROGRAM = "innerloop bench"
 class BenchOptions:
     """target: a checkpoint directory, or with `random_weights` a family. frames: width x height in pixels.
 
+    prompt_tokens: of the whole prompt; the default is raised where the shortest prompt of the policy has more.
     encoding: raw or jpeg, how frames travel. against: names of other implementations. batch: sizes of a batch curve.
     horizon: executed actions of a chunk (all of them by default). delay_ms: network, both ways. assets, tokenizer: as in
     innerloop.load, of a checkpoint.

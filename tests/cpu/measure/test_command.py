@@ -1,6 +1,7 @@
 """The command on the shipped tiny checkpoint: every kind of record, the report, and a second run of the first."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 from innerloop import engine
 from innerloop.contract import InnerloopError
 from innerloop.measure import record
-from innerloop.measure.command import bench_command, report_command, reproduce_command
+from innerloop.measure.command import bench_command, report_command, reproduce_command, run_bench
 from innerloop.measure.message import Message
 from innerloop.measure.options import BenchOptions, parse_command
 from innerloop.measure.reproduce import differences, reproduced
@@ -119,6 +120,33 @@ def test_a_robot_and_a_tokenizer_are_chosen_as_for_a_load(tmp_path: Path) -> Non
 def test_an_option_that_would_change_nothing_is_refused(options: BenchOptions, words: str) -> None:
     with pytest.raises(InnerloopError, match=words):
         Bench(options)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"control": True, "control_hz": 0.0}, "control rate 0.0 Hz is not positive"),
+        ({"control": True, "horizon": 0}, "horizon 0 is outside 1..10"),
+        ({"control": True, "delay_ms": -5.0}, "delay of -5.0 ms is negative"),
+        ({"prompt_tokens": 1000}, "holds prompts of up to 64 tokens, not 1000"),
+        ({"prompt_tokens": 1}, "shortest prompt has .* tokens; ask for at least as many"),
+        ({"frames": "4000x4000"}, "4000x4000 .* is larger than 1080x1920"),
+        ({"profile": True}, "kernels are profiled on a GPU"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(
+    asked: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("innerloop.measure.command.bench", lambda *_: pytest.fail("it was measured"))
+    with pytest.raises(InnerloopError, match=words):
+        next(run_bench(BenchOptions(str(TINY), device="cpu", **asked)))
+
+
+def test_the_usual_prompt_is_no_shorter_than_the_policys_shortest() -> None:
+    policy = engine.load(TINY, device="cpu")
+    raised = make_workload(policy, (48, 64), 1, Message("raw"), raised=True)
+    assert {one["prompt"] for one in raised.observations} == {"pick"}
+    policy.close()
 
 
 @pytest.mark.parametrize("frames", ["", "640", "x480", "0x4", "640x480x3", "a x b"])
