@@ -1,6 +1,7 @@
 """What is typed after a command as Python values; what cannot be read is a BadParameter that names the option."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,7 +93,7 @@ def edge(rename: list[str] | None, tokenizer: Path | None, file: Path | None = N
     from innerloop.process import Edge, read_edge
 
     found = Edge() if file is None else read_edge(file)
-    renames = {**found.rename, **dict(pair(item, "--rename") for item in rename or ())}
+    renames = {**found.rename, **pairs(rename or (), "--rename")}
     return replace(found, rename=renames, tokenizer=tokenizer or found.tokenizer)
 
 
@@ -133,6 +134,16 @@ def pair(item: str, option: str) -> tuple[str, str]:
     if not equals or not name or not value:
         raise typer.BadParameter(f"{option} takes NAME=VALUE, got '{item}'")
     return name, value
+
+
+def pairs(items: Iterable[str], option: str) -> dict[str, str]:
+    """NAME=VALUE of each, every name once."""
+    found: dict[str, str] = {}
+    for name, value in (pair(item, option) for item in items):
+        if name in found:
+            raise typer.BadParameter(f"{option} names '{name}' twice: '{found[name]}' and '{value}'")
+        found[name] = value
+    return found
 
 
 def picture(path: Path) -> np.ndarray:

@@ -78,22 +78,23 @@ def run(
     as_json: arguments.Json = False,
 ) -> None:
     """One decision from image files, a state and a prompt."""
+    from innerloop import engine
     from innerloop.measure import decision
     from innerloop.process import from_frame
 
-    known = arguments.edge(rename, tokenizer, edge)
-    files = dict(arguments.pair(item, "--image") for item in image)
+    known, files = arguments.edge(rename, tokenizer, edge), arguments.pairs(image, "--image")
     observation = {
         "images": {name: from_frame(arguments.picture(Path(path)), known.images) for name, path in files.items()},
         "state": arguments.numbers(state),
         "prompt": prompt,
     }
     start = None if noise is None else arguments.array(noise, "--noise")
-    asked = {
-        "device": device, "precision": precision, "assets": assets, "adapter": adapter, "horizon": horizon,
-        "edge": known, "memory_cap": arguments.capped(memory_cap),
-    }  # fmt: skip
-    policy = _load(checkpoint, **asked)
+    asked = {"assets": assets, "adapter": adapter, "horizon": horizon, "edge": known}
+    processing = engine.processing(checkpoint, **asked)  # a bad observation is known before weights are read
+    processing.prepare(observation)
+    processing.noise(start, seed)
+    placed = {"device": device, "precision": precision, "memory_cap": arguments.capped(memory_cap)}
+    policy = _load(checkpoint, **asked, **placed)
     chunk = policy.infer(observation, seed=seed, noise=start)
     if as_json:
         print(json.dumps(decision.as_json(chunk)))

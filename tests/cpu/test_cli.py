@@ -66,12 +66,13 @@ class Unpickled:
     ("change", "words"),
     [
         (["--image", "base"], "NAME=VALUE"),
-        (["--image", "base=/nowhere.png"], "/nowhere.png"),
+        (["--image", "side=/nowhere.png"], "/nowhere.png"),
+        (["--image", "base=x.png"], "--image names 'base' twice"),
         (["--state", "one,two"], "numbers separated by commas"),
         (["--state", "/nowhere.npy"], "--state cannot read /nowhere.npy"),
         (["--noise", "/nowhere.npy"], "--noise cannot read /nowhere.npy"),
         (["--noise", "{pickle}"], "numbers"),
-        (["--image", "base={cut}"], "truncated"),
+        (["--image", "side={cut}"], "truncated"),
     ],
 )
 def test_bad_arguments_are_named(change: list[str], words: str, tmp_path: Path) -> None:
@@ -110,6 +111,13 @@ def test_image_files_are_what_they_show_however_the_robot_sends_its_frames(tmp_p
     plain = CliRunner().invoke(app, [*RUN, "--seed", "3", "--json"])
     last = [json.loads(r.stdout.strip().splitlines()[-1])["actions"] for r in (ours, plain)]
     assert last[0] == last[1]
+
+
+@pytest.mark.parametrize("change", [("--state", "1,2"), ("--seed", "-1"), ("--image", f"side={FRAMES}/0-base.png")])
+def test_a_bad_observation_is_known_before_weights_are_read(change: tuple[str, str]) -> None:
+    done = CliRunner().invoke(app, [*RUN, *change])
+    assert isinstance(done.exception, InnerloopError)
+    assert "weights" not in done.stderr
 
 
 def test_the_account_is_one_line() -> None:

@@ -65,10 +65,7 @@ def load(
     """
     started = time.perf_counter()
     placement = place(device, precision, batch, kernels)
-    checkpoint = open_checkpoint(Path(path), assets=assets, adapter=Path(adapter) if adapter else None)
-    family = detect(checkpoint)
-    config = family.config(checkpoint, horizon)
-    processor = family.processor(config, checkpoint, edge)
+    checkpoint, family, config, processor = _opened(path, horizon, edge, assets, adapter)
     identity = _identity(checkpoint, processor, edge)
     opened = time.perf_counter()
     policy = assemble(
@@ -77,6 +74,27 @@ def load(
     policy.seconds = {"open": opened - started, **policy.seconds}
     policy.notes, policy.statistics = checkpoint.notes, checkpoint.assets or ""
     return policy
+
+
+def processing(
+    path: str | Path,
+    *,
+    horizon: int | None = None,
+    edge: Edge = Edge(),
+    assets: str | None = None,
+    adapter: str | Path | None = None,
+) -> Processor:
+    """What `load` would put before and behind the model, from headers alone: it knows a bad observation in no time."""
+    return _opened(path, horizon, edge, assets, adapter)[-1]
+
+
+def _opened(
+    path: str | Path, horizon: int | None, edge: Edge, assets: str | None, adapter: str | Path | None
+) -> tuple[Checkpoint, Family, Any, Processor]:
+    checkpoint = open_checkpoint(Path(path), assets=assets, adapter=Path(adapter) if adapter else None)
+    family = detect(checkpoint)
+    config = family.config(checkpoint, horizon)
+    return checkpoint, family, config, family.processor(config, checkpoint, edge)
 
 
 def _identity(checkpoint: Checkpoint, processor: Processor, edge: Edge) -> Identity:

@@ -21,6 +21,13 @@ def test_importing_the_client_brings_in_no_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
 
 
+@pytest.mark.parametrize("package", ["websockets", "msgpack"])
+def test_a_robot_without_the_packages_is_told_which_extra_has_them(package):
+    code = f"import sys; sys.modules['{package}'] = None; import innerloop.client"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"innerloop.client needs the package {package}: pip install 'innerloop[client]'" in done.stderr
+
+
 def test_it_is_a_policy():
     with Running(FakePolicy()) as server, RemotePolicy(server.ready() and server.url, session="left-arm") as policy:
         assert policy.metadata["fingerprint"] == "f00d"
