@@ -162,6 +162,9 @@ class AsyncRemotePolicy:
         for wait in waits():
             try:
                 socket, self._metadata = await self._greet(until)
+                if self._closed:
+                    socket.transport.abort()
+                    raise ConnectionFailed(CLOSED)
                 self._socket = socket
                 self._reader = asyncio.create_task(self._read(socket))
                 return

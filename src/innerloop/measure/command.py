@@ -107,6 +107,10 @@ def reproduce_command(path: Path, out: Console, target: str | None = None) -> bo
     if not isinstance(then, LatencyRecord):
         raise InnerloopError(f"{path} is a {then.kind} record; reproduce one of a whole call")
     options = parse_command(then.command)
+    if target is None and not options.random_weights and not Path(options.target).is_dir():
+        raise InnerloopError(
+            f"{path} is of the checkpoint '{options.target}': say where it is, innerloop bench CKPT --reproduce {path}"
+        )
     if target is not None:
         options = replace(options, target=target)
     now = next(run_bench(replace(options, batch=(), ladder=False, control=False, profile=False)))

@@ -103,7 +103,7 @@ class EmbodiedProcessor(Processor):
 
     def guidance(self, previous: Previous | None, context: Context) -> dict[str, np.ndarray]:
         """`previous` as the base class, `guidance` by GR00T's own rule, which has one schedule. Raises ObservationError."""
-        if previous is not None and previous.schedule == "PREFIX":
+        if getattr(previous, "schedule", None) == "PREFIX":
             raise ObservationError(
                 "a GR00T policy is not trained to be given a prefix of actions; it continues a chunk by its own rule: "
                 "leave schedule= out (in execution, mode realtime)"

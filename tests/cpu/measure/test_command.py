@@ -1,5 +1,6 @@
 """The command on the shipped tiny checkpoint: every kind of record, the report, and a second run of the first."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from innerloop.measure import record
 from innerloop.measure.command import bench_command, report_command, reproduce_command, run_bench
 from innerloop.measure.message import Message
 from innerloop.measure.options import BenchOptions, parse_command
+from innerloop.measure.progress import progress
 from innerloop.measure.reproduce import differences, reproduced
 from innerloop.measure.side_by_side import Bench
 from innerloop.measure.subject import PolicySubject, make_workload
@@ -74,6 +76,27 @@ def test_a_record_runs_again_on_the_same_inputs(folder: Path) -> None:
     reproduce_command(folder / "tiny.json", out, target=str(TINY))
     with pytest.raises(InnerloopError, match="one of a whole call"):
         reproduce_command(folder / "tiny-ladder.json", out)
+
+
+def test_a_record_of_a_checkpoint_runs_again_where_that_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(InnerloopError, match=r"of the checkpoint 'tiny-pi05': say where it is, innerloop bench CKPT"):
+        reproduce_command(folder / "tiny.json", Console(quiet=True))
+
+
+def test_a_document_without_a_place_for_tables_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InnerloopError, match=r"tables\.md has no place for tables; add the lines"):
+        report_command([folder], Console(quiet=True), markdown=tmp_path / "tables.md")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_load_says_how_far_it_has_come(terminal: bool) -> None:
+    out = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    with progress("loading pi05", out) as report:
+        report("weights", 1_500_000_000, 7_000_000_000)
+    said = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "loading pi05" in said
+    assert ("weights 1.5 of 7.0 GB\n" in said) != terminal
 
 
 def test_other_inputs_are_no_reproduction(folder: Path) -> None:
