@@ -127,7 +127,13 @@ class Scale:
                 f"dataset_statistics.json has no {' and '.join(absent)} of '{feature}', which is normalised by {mode}"
             )
         low, high = (np.asarray(stats[name], np.float32) for name in names)
-        binary = ~np.asarray(stats.get("mask", np.ones(len(low), bool)), bool)
+        mask = np.asarray(stats.get("mask", np.ones(low.shape, bool)), bool)
+        if low.ndim != 1 or not low.shape == high.shape == mask.shape:
+            raise CheckpointError(
+                f"dataset_statistics.json '{feature}': {names[0]} has shape {low.shape}, {names[1]} {high.shape}, mask "
+                f"{mask.shape}; each is one number, or flag, a dimension"
+            )
+        binary = ~mask
         if gripper_raw:
             low, high = low.copy(), high.copy()
             low[-1], high[-1] = (0.0, 1.0) if mode == "mean_std" else (-1.0, 1.0)

@@ -271,6 +271,17 @@ def test_statistics_of_another_kind_are_named(tmp_path: Path, content: Any) -> N
         innerloop.load(tmp_path, device="cpu")
 
 
+@pytest.mark.parametrize(("name", "value"), [("q01", 0.5), ("q99", [1.0]), ("mask", [True])])
+def test_statistics_that_do_not_match_are_named(tmp_path: Path, name: str, value: Any) -> None:
+    run = starvla.RUNS["oft"]
+    path = starvla.write(tmp_path, run) / "dataset_statistics.json"
+    content = starvla.statistics(run.seed)
+    content["made_up"]["action"][name] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"'action': q01 has shape .*; each is one number, or flag, a dimension"):
+        innerloop.load(tmp_path, device="cpu")
+
+
 def test_known_data_needs_no_addition(tmp_path: Path) -> None:
     run = replace(starvla.RUNS["oft"], data={"data_mix": "libero_all"})
     directory = edited(tmp_path, run, innerloop={})
