@@ -102,6 +102,17 @@ def behind_a_server(found: Any) -> Any:
     return replace(found, images=replace(found.images, layout="HWC"))
 
 
+def check_alone(context: typer.Context, option: str, *beside: str) -> None:
+    """Raises BadParameter where, beside this option, one was given that would change nothing."""
+    taken, idle = {option.removeprefix("--"), *beside}, []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in taken:
+            idle.append(parameter.opts[0])
+    if idle:
+        raise typer.BadParameter(f"{', '.join(idle)} would change nothing beside {option}: leave it out")
+
+
 def check_family(target: str, random_weights: bool) -> None:
     """Raises BadParameter where a family stands for a checkpoint directory."""
     from innerloop.policies import FAMILIES

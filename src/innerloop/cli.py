@@ -32,9 +32,7 @@ def main() -> None:
             raise
         _fail("not installed", remedy)
     except PermissionError as error:
-        _fail(
-            "not permitted", f"{error.filename}: {error.strerror}; change its owner or its mode, or name another file"
-        )
+        _fail("not permitted", f"{error.filename}: {error.strerror}; change its owner or mode, or name another file")
 
 
 def _fail(kind: str, words: str) -> None:
@@ -140,10 +138,9 @@ def inspect(
         _say(f"wrote {html}")
     if as_json:
         print(json.dumps({"details": sketch.details, "plans": sketch.manifests}))
-    if as_json or html is not None:
-        return
-    out.print(plan_text.tables(sketch.manifests[-1]))
-    out.print(plan_text.lines(sketch.details), str(sketch.memory), sep="\n", highlight=False)
+    elif html is None:
+        out.print(plan_text.tables(sketch.manifests[-1]))
+        out.print(plan_text.lines(sketch.details), str(sketch.memory), sep="\n", highlight=False)
 
 
 @app.command()
@@ -230,6 +227,7 @@ def parity(
 
 @app.command()
 def bench(
+    context: typer.Context,
     target: Annotated[
         str, typer.Argument(metavar="CKPT|FAMILY", help="checkpoint directory, or a family with --random-weights")
     ] = "",
@@ -263,9 +261,7 @@ def bench(
     token: Annotated[str | None, typer.Option(help="with --url: what the server wants to see")] = None,
     as_json: arguments.JsonFile = None,
     trace: arguments.TraceFile = None,
-    reproduce: Annotated[
-        Path | None, typer.Option(metavar="RECORD", help="run a record's command again and compare")
-    ] = None,
+    reproduce: Annotated[Path | None, typer.Option(metavar="RECORD", help="run its command again, compare")] = None,
 ) -> None:
     """Measure the whole call, stage by stage, against this machine's measured ceilings."""
     from innerloop.measure import command
@@ -274,6 +270,7 @@ def bench(
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logging.getLogger("innerloop").setLevel(logging.INFO)
     if url is not None:
+        arguments.check_alone(context, "--url", "clients", "token", "frames", "ticks", "seed", "as_json")
         from innerloop.client import RemoteError, RemotePolicy
         from innerloop.measure.served import ServedOptions
 
@@ -285,6 +282,7 @@ def bench(
             raise InnerloopError(f"the server does not answer as it should: {error}") from error
         return
     if reproduce is not None:
+        arguments.check_alone(context, "--reproduce", "target")
         raise typer.Exit(0 if command.reproduce_command(reproduce, out, target or None) else 1)
     if not target:
         raise typer.BadParameter("name a checkpoint directory, or a family with --random-weights")
@@ -319,8 +317,9 @@ def tune(
     from innerloop.measure import tuning
 
     asked = {"precision": precision, "assets": assets, "edge": arguments.edge(None, tokenizer)}
-    known = not Path(target).is_dir()
-    policy = engine.random_policy(target, precision=precision) if known else _load(Path(target), **asked)
+    policy = (
+        _load(Path(target), **asked) if Path(target).is_dir() else engine.random_policy(target, precision=precision)
+    )
     tuning.tune_command(policy, prompt, ticks, file, out)
     policy.close()
 

@@ -178,6 +178,8 @@ def test_inspect_as_text_json_and_page(tmp_path: Path) -> None:
         (["bench", "--url", "ws://localhost:1", "--clients", "0"], "--clients takes whole numbers from 1"),
         (["bench", TINY, "--ticks", "0"], "'--ticks'"),
         (["bench", "pi05"], "pi05 is a family: add --random-weights"),
+        (["bench", "--url", "ws://localhost:1", "--batch", "2"], "--batch would change nothing beside --url"),
+        (["bench", "--reproduce", "a.json", "--json", "b.json"], "--json would change nothing beside --reproduce"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(command: list[str], words: str, tmp_path: Path) -> None:
