@@ -1,5 +1,7 @@
 """What is typed after a command as Python values; what cannot be read is a BadParameter that names the option."""
 
+import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,15 +9,49 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-CheckpointPath = Annotated[Path, typer.Argument(metavar="CKPT", help="checkpoint directory (LeRobot or openpi)")]
+
+def _writable(path: Path | None) -> Path | None:
+    """An output file's path, refused before the work whose result it is to take."""
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"{path} is a directory: name a file in it")
+    _check_above(path)
+    return path
+
+
+def _folder(path: Path) -> Path:
+    if path.exists() and not path.is_dir():
+        raise typer.BadParameter(f"{path} is a file: name a directory")
+    _check_above(path)
+    return path
+
+
+def _check_above(path: Path | None) -> None:
+    above = next((p for p in path.absolute().parents if p.exists()), None) if path is not None else None
+    if above is not None and not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        raise typer.BadParameter(f"nothing can be written in {above}: name another place")
+
+
+CheckpointPath = Annotated[
+    Path, typer.Argument(metavar="CKPT", help="checkpoint directory (LeRobot, openpi, GR00T or starVLA)")
+]
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; default: a GPU if there is one")]
 Precision = Annotated[str | None, typer.Option(help="bf16 or fp32; default: bf16 on a GPU, fp32 on a CPU")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the record")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="write the record", callback=_writable)]
+HtmlFile = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="write one self-contained page", callback=_writable)
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option("--trace", metavar="FILE", help="also write a Chrome / Perfetto trace", callback=_writable),
+]
+Folder = Annotated[Path, typer.Option(help="directory that the page goes to", callback=_folder)]
 TokenizerPath = Annotated[
     Path | None, typer.Option(help="tokenizer.json or SentencePiece .model, if the checkpoint has none")
 ]
-Assets = Annotated[str | None, typer.Option(help="which statistics set, where an openpi checkpoint has several")]
+Assets = Annotated[
+    str | None, typer.Option(help="which statistics, or which of a GR00T's robots, where there are several")
+]
 Adapter = Annotated[Path | None, typer.Option(help="PEFT LoRA directory to merge at load")]
 Horizon = Annotated[int | None, typer.Option(help="action horizon, for openpi directories that do not state it")]
 EdgeFile = Annotated[
@@ -57,8 +93,32 @@ def edge(rename: list[str] | None, tokenizer: Path | None, file: Path | None = N
     from innerloop.process import Edge, read_edge
 
     found = Edge() if file is None else read_edge(file)
-    renames = {**found.rename, **dict(pair(item, "--rename") for item in rename or ())}
+    renames = {**found.rename, **pairs(rename or (), "--rename")}
     return replace(found, rename=renames, tokenizer=tokenizer or found.tokenizer)
+
+
+def behind_a_server(found: Any) -> Any:
+    """The Edge of a policy that is served: the server itself turns CHW frames into HWC."""
+    return replace(found, images=replace(found.images, layout="HWC"))
+
+
+def check_alone(context: typer.Context, option: str, *beside: str) -> None:
+    """Raises BadParameter where, beside this option, one was given that would change nothing."""
+    taken, idle = {option.removeprefix("--"), *beside}, []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name == "COMMANDLINE" and parameter.name not in taken:
+            idle.append(parameter.opts[0])
+    if idle:
+        raise typer.BadParameter(f"{', '.join(idle)} would change nothing beside {option}: leave it out")
+
+
+def check_family(target: str, random_weights: bool) -> None:
+    """Raises BadParameter where a family stands for a checkpoint directory."""
+    from innerloop.policies import FAMILIES
+
+    if target in FAMILIES and not random_weights and not Path(target).is_dir():
+        raise typer.BadParameter(f"{target} is a family: add --random-weights, or name a checkpoint directory")
 
 
 def capped(gigabytes: float | None) -> int | None:
@@ -71,12 +131,30 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def counts(text: str, option: str) -> tuple[int, ...]:
+    """Whole numbers from 1 between commas."""
+    parts = listed(text)
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise typer.BadParameter(f"{option} takes whole numbers from 1, separated by commas, got '{text}'")
+    return tuple(int(part) for part in parts)
+
+
 def pair(item: str, option: str) -> tuple[str, str]:
     """NAME=VALUE."""
     name, equals, value = item.partition("=")
     if not equals or not name or not value:
         raise typer.BadParameter(f"{option} takes NAME=VALUE, got '{item}'")
     return name, value
+
+
+def pairs(items: Iterable[str], option: str) -> dict[str, str]:
+    """NAME=VALUE of each, every name once."""
+    found: dict[str, str] = {}
+    for name, value in (pair(item, option) for item in items):
+        if name in found:
+            raise typer.BadParameter(f"{option} names '{name}' twice: '{found[name]}' and '{value}'")
+        found[name] = value
+    return found
 
 
 def picture(path: Path) -> np.ndarray:

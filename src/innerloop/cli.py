@@ -11,24 +11,6 @@ import typer
 from rich.console import Console
 
 from innerloop import __version__, arguments
-from innerloop.arguments import (
-    Adapter,
-    Against,
-    Assets,
-    CheckpointPath,
-    Control,
-    Device,
-    EdgeFile,
-    Horizon,
-    Json,
-    JsonFile,
-    Ladder,
-    MemoryCap,
-    Precision,
-    Profile,
-    Rename,
-    TokenizerPath,
-)
 from innerloop.contract import InnerloopError
 
 app = typer.Typer(
@@ -40,7 +22,7 @@ out, err = Console(), Console(stderr=True)
 
 
 def main() -> None:
-    """Entry point: an error of ours, or an extra not installed, is one line on stderr and exit status 1."""
+    """Entry point: an error of ours, an extra not installed, or a file not permitted is one line on stderr and exit status 1."""
     try:
         app()
     except InnerloopError as error:
@@ -49,6 +31,8 @@ def main() -> None:
         if (remedy := arguments.remedy(error)) is None:
             raise
         _fail("not installed", remedy)
+    except PermissionError as error:
+        _fail("not permitted", f"{error.filename}: {error.strerror}; change its owner or mode, or name another file")
 
 
 def _fail(kind: str, words: str) -> None:
@@ -74,39 +58,41 @@ def options(
 
 @app.command()
 def run(
-    checkpoint: CheckpointPath,
+    checkpoint: arguments.CheckpointPath,
     image: Annotated[list[str], typer.Option(metavar="CAMERA=FILE", help="a camera's frame; repeat for each camera")],
     state: Annotated[str, typer.Option(help="robot state: numbers separated by commas, or a .npy file")],
     prompt: Annotated[str, typer.Option(help="the task in words")],
     seed: Annotated[int | None, typer.Option(help="seed of the solver's noise")] = None,
     noise: Annotated[Path | None, typer.Option(help=".npy file with the solver's noise, float [horizon, dims]")] = None,
-    device: Device = None,
-    precision: Precision = None,
-    tokenizer: TokenizerPath = None,
-    assets: Assets = None,
-    adapter: Adapter = None,
-    horizon: Horizon = None,
-    rename: Rename = None,
-    edge: EdgeFile = None,
-    memory_cap: MemoryCap = None,
-    as_json: Json = False,
+    device: arguments.Device = None,
+    precision: arguments.Precision = None,
+    tokenizer: arguments.TokenizerPath = None,
+    assets: arguments.Assets = None,
+    adapter: arguments.Adapter = None,
+    horizon: arguments.Horizon = None,
+    rename: arguments.Rename = None,
+    edge: arguments.EdgeFile = None,
+    memory_cap: arguments.MemoryCap = None,
+    as_json: arguments.Json = False,
 ) -> None:
     """One decision from image files, a state and a prompt."""
+    from innerloop import engine
     from innerloop.measure import decision
+    from innerloop.process import from_frame
 
+    known, files = arguments.edge(rename, tokenizer, edge), arguments.pairs(image, "--image")
     observation = {
-        "images": {
-            name: arguments.picture(Path(path)) for name, path in (arguments.pair(item, "--image") for item in image)
-        },
+        "images": {name: from_frame(arguments.picture(Path(path)), known.images) for name, path in files.items()},
         "state": arguments.numbers(state),
         "prompt": prompt,
     }
     start = None if noise is None else arguments.array(noise, "--noise")
-    asked = {
-        "device": device, "precision": precision, "assets": assets, "adapter": adapter, "horizon": horizon,
-        "edge": arguments.edge(rename, tokenizer, edge), "memory_cap": arguments.capped(memory_cap),
-    }  # fmt: skip
-    policy = _load(checkpoint, **asked)
+    asked = {"assets": assets, "adapter": adapter, "horizon": horizon, "edge": known}
+    processing = engine.processing(checkpoint, **asked)  # a bad observation is known before weights are read
+    processing.prepare(observation)
+    processing.noise(start, seed)
+    placed = {"device": device, "precision": precision, "memory_cap": arguments.capped(memory_cap)}
+    policy = _load(checkpoint, **asked, **placed)
     chunk = policy.infer(observation, seed=seed, noise=start)
     if as_json:
         print(json.dumps(decision.as_json(chunk)))
@@ -117,49 +103,48 @@ def run(
 
 @app.command()
 def generate(
-    checkpoint: CheckpointPath,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Qwen3 or Qwen3-VL directory")],
     prompt: Annotated[str, typer.Option(help="what to say")],
     image: Annotated[list[Path] | None, typer.Option(help="an image file; repeatable")] = None,
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 128,
-    device: Device = None,
-    precision: Precision = None,
+    device: arguments.Device = None,
+    precision: arguments.Precision = None,
 ) -> None:
     """The answer of a Qwen3 or Qwen3-VL directory, greedily decoded: the levels that policies are built on."""
     from innerloop import levels
 
-    level = levels.load_level(checkpoint, device=device, precision=precision)
+    level = levels.load_level(directory, device=device, precision=precision)
     _say(str(level.account))
     out.print(level.generate(prompt, [arguments.picture(path) for path in image or ()], max_tokens), markup=False)
 
 
 @app.command()
 def inspect(
-    checkpoint: CheckpointPath,
-    as_json: Json = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="write the plan as a picture")] = None,
-    precision: Precision = None,
-    horizon: Horizon = None,
-    assets: Assets = None,
+    checkpoint: arguments.CheckpointPath,
+    as_json: arguments.Json = False,
+    html: arguments.HtmlFile = None,
+    precision: Annotated[str | None, typer.Option(help="bf16 or fp32; default: bf16, as on a GPU")] = None,
+    horizon: arguments.Horizon = None,
+    assets: arguments.Assets = None,
 ) -> None:
     """The plan: stages, clocks, buffers, bytes. Reads headers only, allocates nothing."""
     from innerloop import engine
     from innerloop.measure import plan_text
 
     sketch = engine.sketch(checkpoint, precision=precision, horizon=horizon, assets=assets)
-    if as_json:
-        print(json.dumps({"details": sketch.details, "plans": sketch.manifests}))
-        return
     if html is not None:
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(plan_text.page(sketch.manifests[-1], sketch.details))
-        out.print(f"wrote {html}")
-        return
-    out.print(plan_text.tables(sketch.manifests[-1]))
-    out.print(plan_text.lines(sketch.details), str(sketch.memory), sep="\n", highlight=False)
+        _say(f"wrote {html}")
+    if as_json:
+        print(json.dumps({"details": sketch.details, "plans": sketch.manifests}))
+    elif html is None:
+        out.print(plan_text.tables(sketch.manifests[-1]))
+        out.print(plan_text.lines(sketch.details), str(sketch.memory), sep="\n", highlight=False)
 
 
 @app.command()
-def doctor(as_json: Json = False) -> None:
+def doctor(as_json: arguments.Json = False) -> None:
     """Check this machine: GPU, builds, attention paths, extras; each finding with its remedy."""
     from innerloop.measure import doctor as checks
 
@@ -174,9 +159,9 @@ def doctor(as_json: Json = False) -> None:
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option(help="where the page goes")] = Path("demo-output"),
-    device: Device = None,
-    precision: Precision = None,
+    output: arguments.Folder = Path("demo-output"),
+    device: arguments.Device = None,
+    precision: arguments.Precision = None,
 ) -> None:
     """Let the shipped policy drive a simulated arm through five tasks: success, stages, control verdict, film and page."""
     from innerloop import demo as demonstration
@@ -186,7 +171,7 @@ def demo(
 
 @app.command("eval")
 def evaluate(
-    checkpoint: CheckpointPath,
+    checkpoint: arguments.CheckpointPath,
     tasks: Annotated[str, typer.Option(help="Meta-World tasks, comma separated; default: all five")] = "",
     seeds: Annotated[int, typer.Option(help="episodes a task: seeds 0, 1, ...")] = 20,
     mode: Annotated[
@@ -199,9 +184,9 @@ def evaluate(
     jitter_ms: Annotated[float, typer.Option(help="up to so much more, evenly spread")] = 0.0,
     by: Annotated[str, typer.Option(help="who decides: innerloop or lerobot")] = "innerloop",
     against: Annotated[Path | None, typer.Option(metavar="RECORD", help="compare with the same episodes")] = None,
-    device: Device = None,
-    precision: Precision = None,
-    as_json: JsonFile = None,
+    device: arguments.Device = None,
+    precision: arguments.Precision = None,
+    as_json: arguments.JsonFile = None,
 ) -> None:
     """Success of a policy in simulation, with its interval, under one way of executing it."""
     from innerloop.simulation import command
@@ -219,19 +204,21 @@ def evaluate(
 
 @app.command()
 def parity(
-    checkpoint: CheckpointPath,
+    checkpoint: arguments.CheckpointPath,
     against: Annotated[str, typer.Option(help="the official implementation: lerobot")] = "lerobot",
     prompt: Annotated[str, typer.Option(help="the task in words")] = "pick up the red block",
-    seed: Annotated[int, typer.Option(help="seed of the made-up observation and noise")] = 0,
-    device: Device = None,
-    precision: Precision = None,
-    as_json: Json = False,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the made-up observation and noise")] = 0,
+    device: arguments.Device = None,
+    precision: arguments.Precision = None,
+    assets: arguments.Assets = None,
+    as_json: arguments.Json = False,
 ) -> None:
     """Run both sides stage by stage with pinned noise and name the first stage that differs."""
     from innerloop.measure import parity_command
 
-    policy = _load(checkpoint, device=device, precision=precision)
-    found = parity_command.against(against, checkpoint, policy, prompt, seed)
+    parity_command.check(against)
+    policy = _load(checkpoint, device=device, precision=precision, assets=assets)
+    found = parity_command.against_lerobot(checkpoint, policy, prompt, seed)
     print(json.dumps(found.to_json())) if as_json else out.print(found.text(), highlight=False, markup=False)
     policy.close()
     if not found.passed:
@@ -240,6 +227,7 @@ def parity(
 
 @app.command()
 def bench(
+    context: typer.Context,
     target: Annotated[
         str, typer.Argument(metavar="CKPT|FAMILY", help="checkpoint directory, or a family with --random-weights")
     ] = "",
@@ -249,31 +237,31 @@ def bench(
     views: Annotated[int, typer.Option(help="cameras, for random weights")] = 2,
     chunk: Annotated[int, typer.Option(help="actions of a chunk, for random weights")] = 10,
     steps: Annotated[int, typer.Option(help="solver steps, for random weights")] = 10,
-    prompt_tokens: Annotated[int, typer.Option(help="tokens of the whole prompt")] = 48,
+    prompt_tokens: Annotated[int, typer.Option(help="tokens of the whole prompt, or of the shortest")] = 48,
     frames: Annotated[str, typer.Option(metavar="WxH", help="size of the frames sent")] = "224x224",
     encoding: Annotated[str, typer.Option(help="how frames travel: raw or jpeg")] = "raw",
-    device: Device = None,
-    precision: Precision = None,
+    device: arguments.Device = None,
+    precision: arguments.Precision = None,
     kernels: Annotated[str, typer.Option(help="reference, operators or fused")] = "fused",
-    ticks: Annotated[int, typer.Option(help="measured decisions, after warm-up")] = 1000,
-    seed: Annotated[int, typer.Option(help="seed of weights, observations and noise")] = 0,
-    against: Against = "",
+    ticks: Annotated[int, typer.Option(min=1, help="measured decisions, after warm-up")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="seed of weights, observations and noise")] = 0,
+    against: arguments.Against = "",
     batch: Annotated[str, typer.Option(help="batch sizes of a batch curve, comma separated")] = "",
-    ladder: Ladder = False,
-    control: Control = False,
-    profile: Profile = False,
+    ladder: arguments.Ladder = False,
+    control: arguments.Control = False,
+    profile: arguments.Profile = False,
     control_hz: Annotated[float, typer.Option(help="control rate")] = 50.0,
     environment_ms: Annotated[float, typer.Option(help="time of one environment step")] = 0.0,
     delay_ms: Annotated[float, typer.Option(help="network delay, both ways")] = 0.0,
     horizon: Annotated[int | None, typer.Option(help="executed actions of a chunk")] = None,
+    assets: arguments.Assets = None,
+    tokenizer: arguments.TokenizerPath = None,
     url: Annotated[str | None, typer.Option(metavar="ws://HOST:PORT", help="measure a server at its clients")] = None,
     clients: Annotated[str, typer.Option(help="with --url: clients at once, comma separated")] = "1",
     token: Annotated[str | None, typer.Option(help="with --url: what the server wants to see")] = None,
-    as_json: JsonFile = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="also write a Chrome / Perfetto trace")] = None,
-    reproduce: Annotated[
-        Path | None, typer.Option(metavar="RECORD", help="run a record's command again and compare")
-    ] = None,
+    as_json: arguments.JsonFile = None,
+    trace: arguments.TraceFile = None,
+    reproduce: Annotated[Path | None, typer.Option(metavar="RECORD", help="run its command again, compare")] = None,
 ) -> None:
     """Measure the whole call, stage by stage, against this machine's measured ceilings."""
     from innerloop.measure import command
@@ -282,25 +270,30 @@ def bench(
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     logging.getLogger("innerloop").setLevel(logging.INFO)
     if url is not None:
-        from innerloop.client import RemotePolicy
+        arguments.check_alone(context, "--url", "clients", "token", "frames", "ticks", "seed", "as_json")
+        from innerloop.client import RemoteError, RemotePolicy
         from innerloop.measure.served import ServedOptions
 
-        served = ServedOptions(
-            frames=frames, clients=tuple(int(c) for c in arguments.listed(clients)), ticks=ticks, seed=seed
-        )
+        served = ServedOptions(frames=frames, clients=arguments.counts(clients, "--clients"), ticks=ticks, seed=seed)
         line = f"innerloop bench --url {url} --clients {clients} --frames {frames} --ticks {ticks} --seed {seed}"
-        command.served_command(lambda name: RemotePolicy(url, token=token, session=name), served, line, out, as_json)
+        try:
+            command.served_command(lambda n: RemotePolicy(url, token=token, session=n), served, line, out, as_json)
+        except RemoteError as error:
+            raise InnerloopError(f"the server does not answer as it should: {error}") from error
         return
     if reproduce is not None:
+        arguments.check_alone(context, "--reproduce", "target")
         raise typer.Exit(0 if command.reproduce_command(reproduce, out, target or None) else 1)
     if not target:
         raise typer.BadParameter("name a checkpoint directory, or a family with --random-weights")
+    arguments.check_family(target, random_weights)
     asked: dict[str, Any] = {
         "random_weights": random_weights, "views": views, "chunk": chunk, "steps": steps, "prompt_tokens": prompt_tokens,
         "frames": frames, "encoding": encoding, "device": device, "precision": precision, "kernels": kernels,
-        "ticks": ticks, "seed": seed, "against": arguments.listed(against), "batch": tuple(int(b) for b in arguments.listed(batch)),
+        "ticks": ticks, "seed": seed, "against": arguments.listed(against), "batch": arguments.counts(batch, "--batch"),
         "ladder": ladder, "control": control, "control_hz": control_hz, "environment_ms": environment_ms,
-        "delay_ms": delay_ms, "horizon": horizon, "profile": profile,
+        "delay_ms": delay_ms, "horizon": horizon, "profile": profile, "assets": assets,
+        "tokenizer": None if tokenizer is None else str(tokenizer),
     }  # fmt: skip
     command.bench_command(BenchOptions(target, **asked), out, as_json, trace)
 
@@ -313,16 +306,20 @@ def tune(
     prompt: Annotated[
         str, typer.Option(help="the task in words; its length chooses the capacity")
     ] = "pick up the red block",
-    ticks: Annotated[int, typer.Option(help="decisions timed for each candidate")] = 60,
+    ticks: Annotated[int, typer.Option(min=1, help="decisions timed for each candidate")] = 60,
     file: Annotated[Path | None, typer.Option(help="where to keep the choices; default: the user's cache")] = None,
-    precision: Precision = None,
+    precision: arguments.Precision = None,
+    assets: arguments.Assets = None,
+    tokenizer: arguments.TokenizerPath = None,
 ) -> None:
     """Try kernel launches inside the captured pipeline and keep those that make a decision faster on this GPU."""
     from innerloop import engine
     from innerloop.measure import tuning
 
-    known = not Path(target).is_dir()
-    policy = engine.random_policy(target, precision=precision) if known else _load(Path(target), precision=precision)
+    asked = {"precision": precision, "assets": assets, "edge": arguments.edge(None, tokenizer)}
+    policy = (
+        _load(Path(target), **asked) if Path(target).is_dir() else engine.random_policy(target, precision=precision)
+    )
     tuning.tune_command(policy, prompt, ticks, file, out)
     policy.close()
 
@@ -333,7 +330,7 @@ def report(
     markdown: Annotated[
         Path | None, typer.Option(metavar="FILE", help="write tables between the markers of a document")
     ] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="write one self-contained page with plots")] = None,
+    html: arguments.HtmlFile = None,
 ) -> None:
     """Tables and plots from records."""
     from innerloop.measure import command
@@ -343,7 +340,7 @@ def report(
 
 @app.command()
 def serve(
-    checkpoint: CheckpointPath,
+    checkpoint: arguments.CheckpointPath,
     protocol: Annotated[str, typer.Option(help="openpi, lerobot or groot")] = "openpi",
     host: Annotated[str, typer.Option(help="address to bind; another than loopback needs a token")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(help="default: 8000 openpi, 8080 lerobot, 5555 groot")] = None,
@@ -355,15 +352,15 @@ def serve(
     allow_public: Annotated[bool, typer.Option("--allow-public", help="bind elsewhere without a token")] = False,
     certificate: Annotated[Path | None, typer.Option(help="TLS certificate")] = None,
     private_key: Annotated[Path | None, typer.Option(help="TLS private key")] = None,
-    device: Device = None,
-    precision: Precision = None,
-    tokenizer: TokenizerPath = None,
-    assets: Assets = None,
-    adapter: Adapter = None,
-    horizon: Horizon = None,
-    rename: Rename = None,
-    edge: EdgeFile = None,
-    memory_cap: MemoryCap = None,
+    device: arguments.Device = None,
+    precision: arguments.Precision = None,
+    tokenizer: arguments.TokenizerPath = None,
+    assets: arguments.Assets = None,
+    adapter: arguments.Adapter = None,
+    horizon: arguments.Horizon = None,
+    rename: arguments.Rename = None,
+    edge: arguments.EdgeFile = None,
+    memory_cap: arguments.MemoryCap = None,
     batch: Annotated[int, typer.Option(min=1, help="most robots decided for at once; one alone costs no more")] = 1,
 ) -> None:
     """Serve a policy to the robot clients that exist. Loopback by default; ready only when warm."""
@@ -377,7 +374,8 @@ def serve(
     options.check()
     asked = {
         "device": device, "precision": precision, "assets": assets, "adapter": adapter, "horizon": horizon,
-        "edge": arguments.edge(rename, tokenizer, edge), "memory_cap": arguments.capped(memory_cap), "batch": batch,
+        "edge": arguments.behind_a_server(arguments.edge(rename, tokenizer, edge)),
+        "memory_cap": arguments.capped(memory_cap), "batch": batch,
     }  # fmt: skip
     run_server(lambda: _load(checkpoint, **asked), options)
 
@@ -394,7 +392,7 @@ def _load(checkpoint: Path, **options: Any) -> Any:
 
 
 def _say(line: str) -> None:
-    err.print(line, highlight=False, markup=False)
+    err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 __all__ = ["app", "main"]

@@ -1,5 +1,6 @@
 """The command line parses, calls and prints; errors are one line that names thing and remedy."""
 
+import importlib.util
 import json
 import pickle
 import subprocess
@@ -65,12 +66,13 @@ class Unpickled:
     ("change", "words"),
     [
         (["--image", "base"], "NAME=VALUE"),
-        (["--image", "base=/nowhere.png"], "/nowhere.png"),
+        (["--image", "side=/nowhere.png"], "/nowhere.png"),
+        (["--image", "base=x.png"], "--image names 'base' twice"),
         (["--state", "one,two"], "numbers separated by commas"),
         (["--state", "/nowhere.npy"], "--state cannot read /nowhere.npy"),
         (["--noise", "/nowhere.npy"], "--noise cannot read /nowhere.npy"),
         (["--noise", "{pickle}"], "numbers"),
-        (["--image", "base={cut}"], "truncated"),
+        (["--image", "side={cut}"], "truncated"),
     ],
 )
 def test_bad_arguments_are_named(change: list[str], words: str, tmp_path: Path) -> None:
@@ -100,14 +102,27 @@ def test_what_cannot_be_met_is_refused(change: list[str], words: str, tmp_path: 
         CliRunner().invoke(app, [*RUN, *asked], catch_exceptions=False)
 
 
-def test_an_edge_file_reaches_the_processing(tmp_path: Path) -> None:
-    (tmp_path / "edge.json").write_text('{"rename": {"front": "base"}, "images": {"color": "BGR"}}')
+@pytest.mark.parametrize("images", [{"color": "BGR"}, {"layout": "CHW"}, {"range": "unit", "color": "BGR"}])
+def test_image_files_are_what_they_show_however_the_robot_sends_its_frames(tmp_path: Path, images: Any) -> None:
+    (tmp_path / "edge.json").write_text(json.dumps({"rename": {"front": "base"}, "images": images}))
     renamed = [a.replace("base=", "front=") for a in RUN]
     ours = CliRunner().invoke(app, [*renamed, "--edge", str(tmp_path / "edge.json"), "--seed", "3", "--json"])
     assert ours.exit_code == 0, ours.output
     plain = CliRunner().invoke(app, [*RUN, "--seed", "3", "--json"])
     last = [json.loads(r.stdout.strip().splitlines()[-1])["actions"] for r in (ours, plain)]
-    assert last[0] != last[1], "blue is red"
+    assert last[0] == last[1]
+
+
+@pytest.mark.parametrize("change", [("--state", "1,2"), ("--seed", "-1"), ("--image", f"side={FRAMES}/0-base.png")])
+def test_a_bad_observation_is_known_before_weights_are_read(change: tuple[str, str]) -> None:
+    done = CliRunner().invoke(app, [*RUN, *change])
+    assert isinstance(done.exception, InnerloopError)
+    assert "weights" not in done.stderr
+
+
+def test_the_account_is_one_line() -> None:
+    done = CliRunner().invoke(app, [*RUN, "--seed", "0"])
+    assert len([line for line in done.stderr.splitlines() if "weights: 84 loaded" in line and "digest" in line]) == 1
 
 
 def test_the_memory_plan_is_printed_before_the_account() -> None:
@@ -147,6 +162,48 @@ def test_inspect_as_text_json_and_page(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     assert CliRunner().invoke(app, ["inspect", TINY, "--html", str(page)]).exit_code == 0
     assert "<svg" in page.read_text()
+    both = CliRunner().invoke(app, ["inspect", TINY, "--json", "--html", str(tmp_path / "new" / "plan.html")])
+    assert json.loads(both.stdout)["details"]["precision"] == "bf16"
+    assert (tmp_path / "new" / "plan.html").read_text() == page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["bench", TINY, "--json", "{tmp}"], "is a directory: name a file in it"),
+        (["bench", TINY, "--json", "{tmp}/file/record.json"], "nothing can be written in"),
+        (["inspect", TINY, "--html", "{tmp}"], "is a directory: name a file in it"),
+        (["demo", "--output", "{tmp}/file"], "is a file: name a directory"),
+        (["bench", TINY, "--batch", "2,x"], "--batch takes whole numbers from 1, separated by commas, got '2,x'"),
+        (["bench", "--url", "ws://localhost:1", "--clients", "0"], "--clients takes whole numbers from 1"),
+        (["bench", TINY, "--ticks", "0"], "'--ticks'"),
+        (["bench", "pi05"], "pi05 is a family: add --random-weights"),
+        (["bench", "--url", "ws://localhost:1", "--batch", "2"], "--batch would change nothing beside --url"),
+        (["bench", "--reproduce", "a.json", "--json", "b.json"], "--json would change nothing beside --reproduce"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(command: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = CliRunner().invoke(app, [part.format(tmp=tmp_path) for part in command])
+    assert done.exit_code == 2, done.exception
+    assert words.replace(" ", "") in "".join(done.output.replace("\u2502", "").split())
+
+
+def test_a_comparison_that_cannot_be_made_is_refused_before_weights_are_read() -> None:
+    for asked, words in ((["--against", "jax"], "no official implementation 'jax'"), ([], "needs the module lerobot")):
+        if asked or importlib.util.find_spec("lerobot") is None:
+            with pytest.raises(InnerloopError, match=words):
+                CliRunner().invoke(app, ["parity", "/nowhere", *asked], catch_exceptions=False)
+
+
+def test_a_server_that_is_not_there_and_a_file_that_may_not_be_read_are_one_line() -> None:
+    with pytest.raises(InnerloopError, match="'http://localhost:1' is no address; give ws://HOST:PORT"):
+        CliRunner().invoke(app, ["bench", "--url", "http://localhost:1"], catch_exceptions=False)
+    denied = "(_ for _ in ()).throw(PermissionError(13, 'Permission denied', str(path)))"
+    code = f"import pathlib; pathlib.Path.iterdir = lambda path: {denied}; from innerloop.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "inspect", TINY], capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert f"not permitted: {TINY}: Permission denied; change its owner" in done.stderr
 
 
 def test_bench_wants_a_target() -> None:

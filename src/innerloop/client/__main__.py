@@ -31,6 +31,7 @@ def check(url: str, token: str | None, patience: float, say: Callable[[str], Non
             return False
         try:
             first, second = (policy.infer(_observation(metadata), seed=0) for _ in range(2))
+            latency = _latency(policy, metadata)
         except RemoteError as error:
             say(f"decide: FAILED, {error}")
             return False
@@ -39,7 +40,7 @@ def check(url: str, token: str | None, patience: float, say: Callable[[str], Non
         same = first.actions.tobytes() == second.actions.tobytes()
         say(f"finite: {'ok' if finite else 'FAILED, the actions hold NaN or infinity'}")
         say(f"repeat: {'ok, same bits' if same else 'FAILED, one observation and seed gave two answers'}")
-        say(_latency(policy, metadata))
+        say(latency)
     return finite and same
 
 
@@ -55,8 +56,10 @@ def _latency(policy: RemotePolicy, metadata: Mapping[str, Any]) -> str:
 
 def _observation(metadata: Mapping[str, Any]) -> dict[str, Any]:
     random = np.random.default_rng(0)
+    unit = metadata.get("processing", {}).get("image", {}).get("range") == "unit"
+    pictures = {str(name): random.integers(0, 256, (224, 224, 3), np.uint8) for name in metadata["cameras"]}
     return {
-        "images": {str(name): random.integers(0, 256, (224, 224, 3), np.uint8) for name in metadata["cameras"]},
+        "images": {name: picture / np.float32(255) if unit else picture for name, picture in pictures.items()},
         "state": np.zeros(int(metadata["state_dim"]), np.float32),
         "prompt": "self-test",
     }

@@ -1,6 +1,7 @@
 """The remote policy for asyncio: many requests may be under way at once on one connection."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +12,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from innerloop.client.packing import keep_large_blocks
-from innerloop.client.remote import FINAL_CODES
+from innerloop.client.remote import CLOSE_SECONDS, FINAL_CODES
 from innerloop.client.wire import (
+    CLOSED,
     PROTOCOL,
     UNCONNECTED,
     ConnectionFailed,
@@ -21,12 +23,15 @@ from innerloop.client.wire import (
     RemoteError,
     continued,
     headers,
+    names_its_answers,
     read_answer,
     read_greeting,
     waits,
     worth_trying_again,
     write_request,
 )
+
+log = logging.getLogger(__name__)
 
 
 class AsyncRemotePolicy:
@@ -49,6 +54,7 @@ class AsyncRemotePolicy:
         self._waiting: dict[int, asyncio.Future[RemoteChunk | None]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._connecting = asyncio.Lock()
+        self._closed = False
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -81,12 +87,15 @@ class AsyncRemotePolicy:
     async def connect(self) -> dict[str, Any]:
         """Connect and wait for a warm server; returns its metadata."""
         async with self._connecting:
+            if self._closed:
+                raise ConnectionFailed(CLOSED)
             if self._socket is None:
                 await self._open(time.monotonic() + self._patience)
         return self._metadata
 
     async def close(self) -> None:
-        """Leave the server; its work for this client ends."""
+        """Leave the server, for good; its work for this client ends, and calls under way raise ConnectionFailed."""
+        self._closed = True
         if self._socket is not None:
             await self._socket.close()
         if self._reader is not None:
@@ -114,16 +123,20 @@ class AsyncRemotePolicy:
                 raise RemoteError("timeout", f"no answer within {self._patience:g} s") from error
 
     async def _exchange(self, content: Mapping[str, Any], options: dict[str, Any]) -> RemoteChunk | None:
-        assert self._socket is not None
+        socket = self._socket
+        assert socket is not None
         self._tag += 1
         tag = self._tag
         answer: asyncio.Future[RemoteChunk | None] = asyncio.get_running_loop().create_future()
         self._waiting[tag] = answer
         try:
-            await self._socket.send(write_request(content, id=tag, **options))
+            await socket.send(write_request(content, id=tag, **options))
             return await answer
         finally:
             self._waiting.pop(tag, None)
+            if answer.cancelled() and not names_its_answers(self._metadata):
+                self._socket = None  # the answer may still come, and would be taken for the next one's
+                socket.transport.abort()
 
     async def _read(self, socket: ClientConnection) -> None:
         try:
@@ -139,7 +152,8 @@ class AsyncRemotePolicy:
                 else:
                     waiting.set_result(answer)
         except ConnectionClosed as error:
-            self._socket = None
+            if self._socket is socket:
+                self._socket = None
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(error)
@@ -148,6 +162,9 @@ class AsyncRemotePolicy:
         for wait in waits():
             try:
                 socket, self._metadata = await self._greet(until)
+                if self._closed:
+                    socket.transport.abort()
+                    raise ConnectionFailed(CLOSED)
                 self._socket = socket
                 self._reader = asyncio.create_task(self._read(socket))
                 return
@@ -155,6 +172,7 @@ class AsyncRemotePolicy:
                 reason = worth_trying_again(self._url, error)
             if time.monotonic() + wait > until:
                 raise ConnectionFailed(f"{self._url} could not be reached within {self._patience:g} s ({reason})")
+            log.warning("%s cannot be reached (%s); trying again in %.1f s", self._url, reason, wait)
             await asyncio.sleep(wait)
 
     async def _greet(self, until: float) -> tuple[ClientConnection, dict[str, Any]]:
@@ -165,11 +183,18 @@ class AsyncRemotePolicy:
             max_size=None,
             additional_headers=headers(self._token),
             open_timeout=max(0.1, min(10.0, until - time.monotonic())),
+            close_timeout=CLOSE_SECONDS,
             ping_timeout=60,
             user_agent_header=None,
         )
-        async with asyncio.timeout(max(0.0, until - time.monotonic())):
-            while True:
+        try:
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 metadata = read_greeting(await socket.recv())
-                if metadata is not None:
-                    return socket, metadata
+                if metadata is None:
+                    log.warning("%s is there and loads its policy; waiting for it", self._url)
+                while metadata is None:
+                    metadata = read_greeting(await socket.recv())
+                return socket, metadata
+        except BaseException:  # a connection that is not used holds one of the server's places
+            socket.transport.abort()
+            raise

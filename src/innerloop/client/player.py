@@ -58,9 +58,10 @@ class ChunkPlayer:
             return self.executor.next()
 
     def reset(self) -> None:
-        """A new episode: drop what is queued and whatever is still under way."""
+        """A new episode: drop what is queued and whatever is still under way, an error of the old one too."""
         with self._changed:
             self.executor.reset()
+            self._error = None
 
     def close(self) -> None:
         """End the thread after the call under way."""
@@ -93,6 +94,7 @@ class ChunkPlayer:
             failure = None
         with self._changed:
             self._busy = False
-            self._error = failure
+            if ticket.episode == self.executor.episode:
+                self._error = failure
             if actions is not None:
                 self.executor.answer(actions, ticket, time.monotonic() - started)

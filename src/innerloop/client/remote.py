@@ -1,5 +1,6 @@
 """A policy somewhere else: the two methods of a local policy, over a websocket that comes back when it breaks."""
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from websockets.typing import Subprotocol
 
 from innerloop.client.packing import keep_large_blocks
 from innerloop.client.wire import (
+    CLOSED,
     PROTOCOL,
     UNCONNECTED,
     ConnectionFailed,
@@ -20,6 +22,7 @@ from innerloop.client.wire import (
     RemoteError,
     continued,
     headers,
+    names_its_answers,
     read_answer,
     read_greeting,
     waits,
@@ -27,6 +30,8 @@ from innerloop.client.wire import (
     write_request,
 )
 
+log = logging.getLogger(__name__)
+CLOSE_SECONDS = 2.0  # that a server has to say goodbye
 FINAL_CODES = {1002, 1003, 1007, 1008, 1009}  # closes that sending again cannot mend
 
 
@@ -48,6 +53,7 @@ class RemotePolicy:
         self._socket: ClientConnection | None = None
         self._metadata: dict[str, Any] = {}
         self._tag = 0
+        self._closed = False
         self._connect(time.monotonic() + patience)
 
     @property
@@ -81,10 +87,11 @@ class RemotePolicy:
         self._ask({"reset": {"session": session or self._session, "episode": episode}}, {})
 
     def close(self) -> None:
-        """Leave the server; its work for this client ends."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        """Leave the server, for good; its work for this client ends, and a call under way raises ConnectionFailed."""
+        self._closed = True
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close()
 
     def __enter__(self) -> "RemotePolicy":
         return self
@@ -101,8 +108,8 @@ class RemotePolicy:
                 try:
                     return self._exchange(message, until)
                 except ConnectionClosed as error:
-                    self._socket = None
                     if error.rcvd is not None and error.rcvd.code in FINAL_CODES:
+                        self._socket = None
                         raise RemoteError(
                             "refused", f"the server closed the connection: {error.rcvd.reason}"
                         ) from error
@@ -114,12 +121,18 @@ class RemotePolicy:
     def _exchange(self, message: bytes, until: float) -> RemoteChunk | None:
         if self._socket is None:
             self._connect(until)
-        assert self._socket is not None
-        self._socket.send(message)
+        socket = self._socket
+        if self._closed or socket is None:
+            self.close()
+            raise ConnectionFailed(CLOSED)
+        socket.send(message)
         while True:
             try:
-                tag, answer = read_answer(self._socket.recv(timeout=max(0.0, until - time.monotonic())))
+                tag, answer = read_answer(socket.recv(timeout=max(0.0, until - time.monotonic())))
             except TimeoutError as error:
+                if not names_its_answers(self._metadata):  # it may still come, and would be taken for the next one's
+                    self._socket = None
+                    socket.close()
                 raise RemoteError("timeout", f"no answer within {self._patience:g} s") from error
             if tag not in (self._tag, None):
                 continue  # of a request that this client gave up
@@ -129,13 +142,17 @@ class RemotePolicy:
 
     def _connect(self, until: float) -> None:
         for wait in waits():
+            if self._closed:
+                raise ConnectionFailed(CLOSED)
             try:
                 self._socket, self._metadata = self._greet(until)
-                return
             except UNCONNECTED as error:
                 reason = worth_trying_again(self._url, error)
+            else:
+                return
             if time.monotonic() + wait > until:
                 raise ConnectionFailed(f"{self._url} could not be reached within {self._patience:g} s ({reason})")
+            log.warning("%s cannot be reached (%s); trying again in %.1f s", self._url, reason, wait)
             time.sleep(wait)
 
     def _greet(self, until: float) -> tuple[ClientConnection, dict[str, Any]]:
@@ -146,11 +163,18 @@ class RemotePolicy:
             max_size=None,
             additional_headers=headers(self._token),
             open_timeout=max(0.1, min(10.0, until - time.monotonic())),
+            close_timeout=CLOSE_SECONDS,
             ping_timeout=60,
             user_agent_header=None,
         )
         socket.__enter__()  # closed by `close`; websockets 17 warns about connections used without a `with`
-        while True:
+        try:
             metadata = read_greeting(socket.recv(timeout=max(0.0, until - time.monotonic())))
-            if metadata is not None:
-                return socket, metadata
+            if metadata is None:
+                log.warning("%s is there and loads its policy; waiting for it", self._url)
+            while metadata is None:
+                metadata = read_greeting(socket.recv(timeout=max(0.0, until - time.monotonic())))
+            return socket, metadata
+        except BaseException:  # a connection that is not used holds one of the server's places
+            socket.close()
+            raise

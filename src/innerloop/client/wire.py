@@ -15,6 +15,7 @@ from innerloop.client.packing import MessageError, pack, unpack
 PROTOCOL = "innerloop.v1"  # websocket subprotocol of clients that understand status messages
 UNCONNECTED = (InvalidURI, ValueError, OSError, ConnectionClosed, InvalidHandshake)
 FINAL_STATUS = {400, 401, 403, 404}
+CLOSED = "this client was closed; make another"
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds between attempts to connect
 
 
@@ -136,6 +137,11 @@ def read_greeting(message: bytes | str) -> dict[str, Any] | None:
     if "status" in status:
         return None
     raise RemoteError(str(status.get("error", "protocol")), str(status.get("message", message[:200])))
+
+
+def names_its_answers(metadata: Mapping[str, Any]) -> bool:
+    """Whether a server's answers say which request they belong to; openpi's own server does not."""
+    return metadata.get("protocol") == PROTOCOL
 
 
 def waits() -> Iterator[float]:

@@ -2,7 +2,7 @@
 
 from innerloop.engine.assembly import NO_FILES, Identity, RandomWeights, assemble
 from innerloop.engine.loaded import LoadedPolicy
-from innerloop.engine.opening import Sketch, load, random_policy, sketch
+from innerloop.engine.opening import Sketch, load, processing, random_policy, sketch
 from innerloop.engine.placement import DTYPES, Placement, place
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "assemble",
     "load",
     "place",
+    "processing",
     "random_policy",
     "sketch",
 ]

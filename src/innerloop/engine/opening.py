@@ -1,9 +1,13 @@
 """From a directory, or from nothing but a family's name, to a policy; or only to a sketch of one."""
 
+import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from innerloop.contract import CheckpointError, InnerloopError
 from innerloop.engine.assembly import (
@@ -21,7 +25,7 @@ from innerloop.engine.loaded import LoadedPolicy
 from innerloop.engine.placement import place
 from innerloop.kernels import Kernels
 from innerloop.policies import FAMILIES, detect
-from innerloop.policies.interface import Family
+from innerloop.policies.interface import Family, Processor
 from innerloop.process.build import Edge
 from innerloop.weights import (
     Checkpoint,
@@ -31,6 +35,8 @@ from innerloop.weights import (
     processors_digest,
     statistics_digest,
 )
+
+_CALLERS = ("normalization", "state_dim", "action_dim", "relative", "state_in_prompt")  # of Edge: what changes actions
 
 
 def load(
@@ -59,16 +65,8 @@ def load(
     """
     started = time.perf_counter()
     placement = place(device, precision, batch, kernels)
-    checkpoint = open_checkpoint(Path(path), assets=assets, adapter=Path(adapter) if adapter else None)
-    family = detect(checkpoint)
-    config = family.config(checkpoint, horizon)
-    processor = family.processor(config, checkpoint, edge)
-    adapter_config = checkpoint.adapter_config
-    identity = Identity(
-        statistics_digest(checkpoint.statistics),
-        processors_digest(checkpoint.preprocessor, checkpoint.postprocessor),
-        None if adapter_config is None else digest_json(adapter_config),
-    )
+    checkpoint, family, config, processor = _opened(path, horizon, edge, assets, adapter)
+    identity = _identity(checkpoint, processor, edge)
     opened = time.perf_counter()
     policy = assemble(
         family, config, placement, processor, checkpoint.tensors, identity, memory_cap, progress, announce
@@ -76,6 +74,45 @@ def load(
     policy.seconds = {"open": opened - started, **policy.seconds}
     policy.notes, policy.statistics = checkpoint.notes, checkpoint.assets or ""
     return policy
+
+
+def processing(
+    path: str | Path,
+    *,
+    horizon: int | None = None,
+    edge: Edge = Edge(),
+    assets: str | None = None,
+    adapter: str | Path | None = None,
+) -> Processor:
+    """What `load` would put before and behind the model, from headers alone: it knows a bad observation in no time."""
+    return _opened(path, horizon, edge, assets, adapter)[-1]
+
+
+def _opened(
+    path: str | Path, horizon: int | None, edge: Edge, assets: str | None, adapter: str | Path | None
+) -> tuple[Checkpoint, Family, Any, Processor]:
+    checkpoint = open_checkpoint(Path(path), assets=assets, adapter=Path(adapter) if adapter else None)
+    family = detect(checkpoint)
+    config = family.config(checkpoint, horizon)
+    return checkpoint, family, config, family.processor(config, checkpoint, edge)
+
+
+def _identity(checkpoint: Checkpoint, processor: Processor, edge: Edge) -> Identity:
+    """Digests of what decides the actions beside weights and sizes: the files, and what only the caller knew."""
+    limits = {} if edge.limits is None else {name: _plain(value) for name, value in vars(edge.limits).items()}
+    said = {name: _plain(getattr(edge, name)) for name in _CALLERS}
+    files = processors_digest(checkpoint.preprocessor, checkpoint.postprocessor)
+    tokenizer = hashlib.sha256(Path(processor.describe()["prompt"]["tokenizer"]).read_bytes()).hexdigest()
+    adapter = checkpoint.adapter_config
+    return Identity(
+        statistics_digest(checkpoint.statistics),
+        digest_json([files, tokenizer, said, limits]),
+        None if adapter is None else digest_json(adapter),
+    )
+
+
+def _plain(value: Any) -> Any:
+    return np.asarray(value).tolist() if isinstance(value, Sequence | np.ndarray) else value
 
 
 def random_policy(

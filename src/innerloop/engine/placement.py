@@ -1,6 +1,7 @@
 """Where and how a model runs, resolved or refused."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
@@ -38,6 +39,10 @@ def place(device: str | None, precision: str | None, batch: int, kernels: Kernel
         )
     if wanted not in DTYPES:
         raise PrecisionError(f"precision '{wanted}' does not exist; there are {sorted(DTYPES)}")
+    if kernels not in get_args(Kernels):
+        raise PrecisionError(f"kernels '{kernels}' do not exist; there are {', '.join(get_args(Kernels))}")
+    if batch < 1:
+        raise PrecisionError(f"batch={batch} decides for nobody; give the most robots that are decided for at once")
     return Placement(where, wanted, batch, kernels)
 
 

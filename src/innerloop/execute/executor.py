@@ -56,6 +56,8 @@ class Executor:
             raise ValueError(f"there is no execution mode {mode!r}; choose of {', '.join(MODES)}")
         if execute is not None and execute < 1:
             raise ValueError(f"execute is {execute}; a chunk executes at least one action")
+        if not rate_hz > 0 or blend < 0:
+            raise ValueError(f"rate_hz is {rate_hz}, blend {blend}; a rate is above 0 Hz, a cross-fade 0 steps or more")
         self.mode, self.delay = mode, Delay(rate_hz)
         self.execute = 1 if mode == "ensemble" and execute is None else execute
         self.blend = blend if mode == "asynchronous" else 0

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from innerloop.contract import InnerloopError
+from innerloop.engine import LoadedPolicy
 from innerloop.kernels import Kernels
 from innerloop.measure import page, record, report, terminal
 from innerloop.measure.batch import batch_curve
@@ -45,9 +46,13 @@ def run_bench(options: BenchOptions, trace: Path | None = None) -> Iterator[Reco
     trace: also write a Chrome / Perfetto trace there.
     """
     made = Bench(options)
+    if options.profile and made.placement.device.type != "cuda":
+        raise InnerloopError("kernels are profiled on a GPU; on a CPU look at a trace (--trace FILE)")
     with closing(made.policy()) as policy, made.references() as others:
         subject = PolicySubject(policy, options.random_weights)
-        workload = make_workload(policy, options.frame, options.prompt_tokens, Message(options.encoding), options.seed)
+        if options.control:
+            _loop(options, subject.facts.chunk, 1.0)  # a robot that cannot be is refused before anything is measured
+        workload = _workload(policy, options)
         whole = bench(subject, workload, Run(options.command(), options.ticks), others)
         yield whole
         if trace is not None:
@@ -58,7 +63,7 @@ def run_bench(options: BenchOptions, trace: Path | None = None) -> Iterator[Reco
             yield kernels_record(subject.kernel_events(first(subject, workload)), fields | sizes)
     del policy, subject, others  # their memory is needed below
     if options.control:
-        yield control_record(_loop(options, whole), fields)
+        yield control_record(_loop(options, whole.chunk, whole.p50_ms), fields)
     if options.batch:
         yield batch_curve(made.policy, options.batch, workload, options.ticks, fields | sizes)
     if options.ladder:
@@ -102,6 +107,10 @@ def reproduce_command(path: Path, out: Console, target: str | None = None) -> bo
     if not isinstance(then, LatencyRecord):
         raise InnerloopError(f"{path} is a {then.kind} record; reproduce one of a whole call")
     options = parse_command(then.command)
+    if target is None and not options.random_weights and not Path(options.target).is_dir():
+        raise InnerloopError(
+            f"{path} is of the checkpoint '{options.target}': say where it is, innerloop bench CKPT --reproduce {path}"
+        )
     if target is not None:
         options = replace(options, target=target)
     now = next(run_bench(replace(options, batch=(), ladder=False, control=False, profile=False)))
@@ -126,6 +135,7 @@ def report_command(
         report.write_between_markers(markdown, report.markdown(records))
         out.print(f"wrote {markdown}", highlight=False)
     if html is not None:
+        html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(page.render(records))
         out.print(f"wrote {html}", highlight=False)
     if markdown is None and html is None:
@@ -195,12 +205,21 @@ def _next_call(decide: Callable[..., object], workload: Workload) -> Callable[[]
     return lambda: decide(*next(pairs))
 
 
-def _loop(options: BenchOptions, whole: LatencyRecord) -> ControlLoop:
+def _workload(policy: LoadedPolicy, options: BenchOptions) -> Workload:
+    """The default of prompt tokens is raised to the shortest prompt; more than the policy holds are refused."""
+    tokens, longest = options.prompt_tokens, max(policy.plans)
+    if tokens > longest and tokens != BenchOptions.prompt_tokens:
+        raise InnerloopError(f"this policy holds prompts of up to {longest} tokens, not {tokens}; ask for fewer")
+    raised = tokens == BenchOptions.prompt_tokens
+    return make_workload(policy, options.frame, tokens, Message(options.encoding), options.seed, raised=raised)
+
+
+def _loop(options: BenchOptions, chunk: int, latency_ms: float) -> ControlLoop:
     return ControlLoop(
-        chunk=whole.chunk,
-        horizon=options.horizon or whole.chunk,
+        chunk=chunk,
+        horizon=chunk if options.horizon is None else options.horizon,
         control_hz=options.control_hz,
         environment_ms=options.environment_ms,
         delay_ms=options.delay_ms,
-        latency_ms=whole.p50_ms,
+        latency_ms=latency_ms,
     )

@@ -33,6 +33,10 @@ class ControlLoop:
             )
         if self.control_hz <= 0:
             raise InnerloopError(f"control rate {self.control_hz} Hz is not positive; give the robot's action rate")
+        if min(self.environment_ms, self.delay_ms) < 0:
+            raise InnerloopError(
+                f"an environment step of {self.environment_ms} ms or a network delay of {self.delay_ms} ms is negative"
+            )
 
     @property
     def step_ms(self) -> float:

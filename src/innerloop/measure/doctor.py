@@ -13,9 +13,9 @@ from rich.markup import escape
 
 
 class Extra(NamedTuple):
-    """A part that may be absent: what is imported, the distribution that has it, its use, how to get it."""
+    """A part that may be absent: all that is imported, the distribution whose version is shown, its use, how to get it."""
 
-    module: str
+    modules: tuple[str, ...]
     distribution: str
     use: str
     remedy: str
@@ -23,19 +23,27 @@ class Extra(NamedTuple):
 
 EXTRAS = {
     "sentencepiece": Extra(
-        "sentencepiece", "sentencepiece", "tokenizer.model files", "pip install 'innerloop[sentencepiece]'"
+        ("sentencepiece",), "sentencepiece", "tokenizer.model files", "pip install 'innerloop[sentencepiece]'"
     ),
-    "orbax": Extra("tensorstore", "tensorstore", "openpi's JAX checkpoints", "pip install 'innerloop[orbax]'"),
-    "jpeg": Extra("simplejpeg", "simplejpeg", "JPEG frames decoded faster", "pip install 'innerloop[jpeg]'"),
+    "orbax": Extra(("tensorstore",), "tensorstore", "openpi's JAX checkpoints", "pip install 'innerloop[orbax]'"),
+    "jpeg": Extra(("simplejpeg",), "simplejpeg", "JPEG frames decoded faster", "pip install 'innerloop[jpeg]'"),
     "opencv": Extra(
-        "cv2", "opencv-python-headless", "GR00T's frames resized faster", "pip install 'innerloop[opencv]'"
+        ("cv2",), "opencv-python-headless", "GR00T's frames resized faster", "pip install 'innerloop[opencv]'"
     ),
-    "serve": Extra("websockets", "websockets", "innerloop serve", "pip install 'innerloop[serve]'"),
+    "serve": Extra(
+        ("websockets", "msgpack", "grpc", "zmq", "prometheus_client"),
+        "websockets",
+        "innerloop serve",
+        "pip install 'innerloop[serve]'",
+    ),
+    "sim": Extra(
+        ("metaworld", "mujoco"), "metaworld", "innerloop eval, and the demo's film", "pip install 'innerloop[sim]'"
+    ),
     "triton": Extra(
-        "triton", "triton", "our kernels on a GPU", "pip install triton (torch's CUDA wheels for Linux bring it)"
+        ("triton",), "triton", "our kernels on a GPU", "pip install triton (torch's CUDA wheels for Linux bring it)"
     ),
     "cuda": Extra(
-        "cuda.bindings",
+        ("cuda.bindings",),
         "cuda-bindings",
         "the action expert's few-row kernels on a GPU",
         "pip install cuda-bindings (torch's CUDA wheels bring it)",
@@ -133,13 +141,17 @@ def _attention() -> Finding:
 
 
 def _extra(name: str, extra: Extra) -> Finding:
-    try:
-        found = importlib.util.find_spec(extra.module) is not None
-    except ModuleNotFoundError:  # of a parent
-        found = False
-    if not found:
-        return Finding(name, "note", "not installed", f"for {extra.use}: {extra.remedy}")
+    absent = [module for module in extra.modules if not _there(module)]
+    if absent:
+        return Finding(name, "note", f"{', '.join(absent)} not installed", f"for {extra.use}: {extra.remedy}")
     try:
         return Finding(name, "ok", importlib.metadata.version(extra.distribution))
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, "ok", "installed")
+
+
+def _there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a parent
+        return False

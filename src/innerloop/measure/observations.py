@@ -11,6 +11,7 @@ from innerloop.contract import InnerloopError
 
 _CELLS = 12  # a picture is this coarse a random grid, enlarged, so that it compresses as camera pictures do
 _GRAIN = 4.0  # sensor noise, standard deviation in 8-bit steps
+SHORTEST = "pick"  # a prompt of one word
 _SENTENCE = "pick up the red block and put it into the left bowl then push the drawer shut and return to rest"
 
 

@@ -18,8 +18,10 @@ PROGRAM = "innerloop bench"
 class BenchOptions:
     """target: a checkpoint directory, or with `random_weights` a family. frames: width x height in pixels.
 
+    prompt_tokens: of the whole prompt; the default is raised where the shortest prompt of the policy has more.
     encoding: raw or jpeg, how frames travel. against: names of other implementations. batch: sizes of a batch curve.
-    horizon: executed actions of a chunk (all of them by default). delay_ms: network, both ways.
+    horizon: executed actions of a chunk (all of them by default). delay_ms: network, both ways. assets, tokenizer: as in
+    innerloop.load, of a checkpoint.
     """
 
     target: str
@@ -44,6 +46,8 @@ class BenchOptions:
     environment_ms: float = 0.0
     delay_ms: float = 0.0
     horizon: int | None = None
+    assets: str | None = None
+    tokenizer: str | None = None
 
     @property
     def frame(self) -> tuple[int, int]:
@@ -51,13 +55,15 @@ class BenchOptions:
         return frame_size(self.frames)
 
     def command(self) -> str:
-        """The command line that gives these options; defaults are left out, a directory is named by its last part."""
+        """The command line that gives these options; defaults are left out, a path is named by its last part."""
         words = [*PROGRAM.split(), self.target if self.random_weights else Path(self.target).name]
         for field in dataclasses.fields(self)[1:]:
             value = getattr(self, field.name)
             flag = "--" + field.name.replace("_", "-")
             if value == field.default:
                 continue
+            if field.name == "tokenizer":
+                value = Path(value).name
             if value is True:
                 words.append(flag)
             else:

@@ -11,10 +11,17 @@ FRAME = (480, 640)  # height and width of the made-up camera frames
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
-def against(name: str, checkpoint: Path, policy: LoadedPolicy, prompt: str, seed: int) -> ParityReport:
-    """Compare a loaded policy with the official implementation of the same directory. Raises where that is missing."""
+def check(name: str) -> None:
+    """Raises InnerloopError unless the official implementation of this name is there to be compared with."""
     if name != "lerobot":
         raise InnerloopError(f"no official implementation '{name}' to compare with; there is lerobot")
+    from innerloop.measure.against.lerobot import require
+
+    require("lerobot")
+
+
+def against_lerobot(checkpoint: Path, policy: LoadedPolicy, prompt: str, seed: int) -> ParityReport:
+    """Compare a loaded policy with LeRobot's of the same directory."""
     from innerloop.measure.against.opening import open_official
 
     placement = policy.placement

@@ -1,4 +1,4 @@
-"""How far a load has come, on a terminal; nothing where there is none."""
+"""How far a load has come: a bar on a terminal, elsewhere a line at every report."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,8 +9,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 @contextmanager
 def progress(title: str, out: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar of bytes; yields the function (what, done, total) that `engine.load` reports to."""
+    """Yields the function (what, done, total bytes) that `engine.load` reports to, every two seconds."""
+    if not out.is_terminal:
+        yield lambda what, done, total: out.print(
+            f"{title}: {what} {done / 1e9:.1f} of {total / 1e9:.1f} GB", highlight=False, markup=False, soft_wrap=True
+        )
+        return
     columns = (TextColumn(title), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
+    with Progress(*columns, console=out, transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda _what, done, total: bar.update(task, completed=done, total=total)

@@ -58,7 +58,7 @@ def sections(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 def write_between_markers(path: Path, text: str) -> None:
     """Replace what stands between the two markers of a document. Raises InnerloopError where a marker is missing."""
-    page = path.read_text()
+    page = path.read_text() if path.is_file() else ""
     if BEGIN not in page or END not in page:
         raise InnerloopError(f"{path} has no place for tables; add the lines '{BEGIN}' and '{END}'")
     before, rest = page.split(BEGIN, 1)

@@ -1,5 +1,7 @@
 """Ours, and other implementations of the same policy with the very same weights, opened from one description."""
 
+import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,8 +18,10 @@ from innerloop.kernels import Kernels
 from innerloop.measure.bench import Reference
 from innerloop.measure.options import BenchOptions
 from innerloop.policies import FAMILIES, detect
+from innerloop.process import Edge
 from innerloop.weights import open_checkpoint
 
+log = logging.getLogger(__name__)
 LEROBOT = "lerobot"
 COMPILED = "lerobot-compiled"
 TORCH_COMPILE = "torch-compile"
@@ -33,6 +37,7 @@ class Bench:
     def __init__(self, options: BenchOptions) -> None:
         if options.random_weights and options.target not in FAMILIES:
             raise InnerloopError(f"no family '{options.target}' for random weights; there are {sorted(FAMILIES)}")
+        _check_given(options)
         self.options = options
         self.placement = engine.place(options.device, options.precision, 1, "fused")
         for name in options.against:
@@ -42,7 +47,9 @@ class Bench:
     def family(self) -> str:
         """The family's name; of a checkpoint from its headers."""
         options = self.options
-        return options.target if options.random_weights else detect(open_checkpoint(Path(options.target))).name
+        if options.random_weights:
+            return options.target
+        return detect(open_checkpoint(Path(options.target), assets=options.assets)).name
 
     def policy(self, batch: int = 1, kernels: Kernels | None = None) -> LoadedPolicy:
         """Ours; random weights are LeRobot's own where it takes part."""
@@ -50,7 +57,14 @@ class Bench:
         kind: Kernels = kernels or _kernels(options.kernels)
         if not options.random_weights:
             return engine.load(
-                options.target, device=options.device, precision=options.precision, batch=batch, kernels=kind
+                options.target,
+                device=options.device,
+                precision=options.precision,
+                batch=batch,
+                kernels=kind,
+                assets=options.assets,
+                edge=Edge(tokenizer=options.tokenizer),
+                announce=log.info,
             )
         if LEROBOT in options.against:
             return self._with_official_weights(batch, kind)
@@ -73,7 +87,7 @@ class Bench:
 
         options, device, dtype = self.options, str(self.placement.device), _DTYPES[self.placement.precision]
         if not options.random_weights:
-            return open_official(Path(options.target), device, dtype)
+            return open_official(Path(options.target), device, dtype, options.assets)
         return random_official(options.target, self._config(), FAMILIES[options.target].synthetic, device, dtype)
 
     @contextmanager
@@ -157,6 +171,20 @@ KNOWN: Mapping[str, Implementation] = {
     "transformers": Implementation(_HIDDEN, _transformers),
     TORCH_COMPILE: Implementation(tuple(FAMILIES), _torch_compile),
 }
+
+
+def _check_given(options: BenchOptions) -> None:
+    """Raises InnerloopError for an option that would change nothing."""
+    sizes, files = ("views", "chunk", "steps"), ("assets", "tokenizer")
+    idle = files if options.random_weights else sizes
+    why = (
+        "there are no files"
+        if options.random_weights
+        else "a checkpoint states its own; with --random-weights it counts"
+    )
+    for field in dataclasses.fields(options):
+        if field.name in idle and getattr(options, field.name) != field.default:
+            raise InnerloopError(f"--{field.name} changes nothing here: {why}. Leave it out")
 
 
 def _check(name: str, family: str) -> None:

@@ -13,7 +13,7 @@ from innerloop.measure.clock import Facts, Prepared, Profiled, Workload
 from innerloop.measure.cost import Cost, stage_costs
 from innerloop.measure.interpreted import Interpreted, prepare
 from innerloop.measure.message import Message
-from innerloop.measure.observations import Scene, make_noises, make_observations, prompt_of_length
+from innerloop.measure.observations import SHORTEST, Scene, make_noises, make_observations, prompt_of_length
 from innerloop.measure.trace import Event, profile_graphs
 from innerloop.runtime.machine import Decision
 from innerloop.runtime.profile import COPY_IN, READING
@@ -113,12 +113,19 @@ class PolicySubject:
 
 
 def make_workload(
-    policy: LoadedPolicy, frame: tuple[int, int], prompt_tokens: int, wire: Message, seed: int = 0
+    policy: LoadedPolicy, frame: tuple[int, int], prompt_tokens: int, wire: Message, seed: int = 0, raised: bool = False
 ) -> Workload:
-    """Synthetic observations for a policy. Raises InnerloopError where no prompt of so few tokens exists."""
+    """Synthetic observations for a policy. Raises InnerloopError where no prompt of so few tokens exists.
+
+    raised: the shortest prompt there is instead.
+    """
     processor = policy.processor
     scene = Scene(policy.cameras, frame, processor.widths.state)
-    observations = make_observations(scene, "", OBSERVATIONS, seed)
+    observations = make_observations(scene, SHORTEST, OBSERVATIONS, seed)
+    shortest = max(_tokens(policy, one) for one in observations)
+    if shortest > prompt_tokens and not raised:
+        raise InnerloopError(f"this policy's shortest prompt has {shortest} tokens; ask for at least as many")
+    prompt_tokens = max(prompt_tokens, shortest)
 
     def count(prompt: str) -> int:
         try:
@@ -127,8 +134,6 @@ def make_workload(
             return prompt_tokens + 1  # longer than the policy takes
 
     prompt = prompt_of_length(prompt_tokens, count)
-    if count(prompt) > prompt_tokens:
-        raise InnerloopError(f"this policy's shortest prompt has {count(prompt)} tokens; ask for at least as many")
     noises = make_noises(processor.widths.chunk, processor.widths.max_action, OBSERVATIONS, seed)
     return Workload([{**one, "prompt": prompt} for one in observations], noises, wire)
 

@@ -4,7 +4,7 @@ from innerloop.process.action import ActionLimitError, ActionLimits, LimitsError
 from innerloop.process.build import Edge, flow_processor
 from innerloop.process.cameras import Cameras
 from innerloop.process.edge import read_edge
-from innerloop.process.image import FRAME_BYTES, ImageSpec, resize_with_pad, to_frame
+from innerloop.process.image import FRAME_BYTES, ImageSpec, from_frame, resize_with_pad, to_frame
 from innerloop.process.pipeline import Context, Prepared, Processor
 from innerloop.process.state import Normalizer, discretize
 from innerloop.process.synthetic import synthetic_processor
@@ -26,6 +26,7 @@ __all__ = [
     "Tokenizer",
     "discretize",
     "flow_processor",
+    "from_frame",
     "read_edge",
     "resize_with_pad",
     "synthetic_processor",

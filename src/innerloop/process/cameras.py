@@ -125,7 +125,7 @@ class Cameras:
         pairs = ", ".join(f"'{u}': '{m}'" for u, m in zip(unknown, missing, strict=False))
         remedy = f"pass rename={{{pairs}}} if these are the same cameras" if pairs else "send exactly the expected ones"
         if missing:
-            remedy += ", or send None for a camera this robot does not have (absent= in Edge says it once)"
+            remedy += ", or send None for a camera this robot does not have (absent in Edge, or in the file of --edge, says it once)"
         if any(short_name(name) in self.empty for name in unknown):
             remedy = "empty slots are filled by the engine: leave them out"
         return (

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from innerloop.contract import ObservationError
+from innerloop.contract import CheckpointError, ObservationError
 from innerloop.process.cameras import Cameras
 from innerloop.process.crop import Framing
 from innerloop.process.image import ImageSpec, to_frame
@@ -21,16 +21,26 @@ _PUNCTUATION = re.compile(r"[^\w\s]")
 
 
 def framing(settings: Mapping[str, Any]) -> Framing:
-    """From processor_kwargs; where they name no size, what the published backbone was trained on (LeRobot 0.6.1)."""
+    """From processor_kwargs; where they name no size, what the published backbone was trained on (LeRobot 0.6.1).
+
+    Raises CheckpointError for sizes that are none.
+    """
     named = settings.get("image_target_size") is not None
     usual: Mapping[str, Any] = {"image_target_size": (256, 256), "image_crop_size": (230, 230)}
     known = settings if named else usual
-    (tall, wide), crop, fraction = known["image_target_size"], known.get("image_crop_size"), known.get("crop_fraction")
-    if fraction is None:
-        fraction = crop[0] / tall if crop else 1.0
-    edge = int(known.get("shortest_image_edge") or tall)
+    size, crop, fraction = known["image_target_size"], known.get("image_crop_size"), known.get("crop_fraction")
+    edge = known.get("shortest_image_edge")
     area, letterbox = bool(settings.get("use_albumentations")), bool(settings.get("letter_box_transform"))
-    return Framing((int(tall), int(wide)), edge, float(fraction), area, letterbox)
+    try:
+        tall, wide = (int(side) for side in size)
+        if fraction is None:
+            fraction = crop[0] / tall if crop else 1.0
+        return Framing((tall, wide), int(edge or tall), float(fraction), area, letterbox)
+    except (TypeError, ValueError, KeyError, IndexError, ZeroDivisionError) as error:
+        raise CheckpointError(
+            f"the processor's image_target_size is {size!r}, image_crop_size {crop!r}, crop_fraction {fraction!r}, "
+            f"shortest_image_edge {edge!r}: sizes are [height, width], the others one number ({error})"
+        ) from error
 
 
 @dataclass(frozen=True)

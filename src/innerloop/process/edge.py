@@ -23,6 +23,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "limits": (dict, "an object with position, step, jerk, on_violation"),
     "tokenizer": (str, "a path"),
 }
+_ITEMS: dict[str, type] = {"rename": str, "absent": str, "relative": bool}  # of what the value holds
 
 
 def read_edge(path: Path) -> Edge:
@@ -37,7 +38,7 @@ def read_edge(path: Path) -> Edge:
         if name not in _KINDS:
             raise CheckpointError(f"{path}: '{name}' is not known; the keys are {', '.join(_KINDS)}")
         kind, words = _KINDS[name]
-        if type(value) is not kind:
+        if type(value) is not kind or not all(type(item) is _ITEMS.get(name, type(item)) for item in _items(value)):
             raise CheckpointError(f"{path}: '{name}' is {json.dumps(value)[:60]}; it takes {words}")
     parts: dict[str, Any] = dict(content)
     if "images" in content:
@@ -47,6 +48,10 @@ def read_edge(path: Path) -> Edge:
     if "tokenizer" in content:
         parts["tokenizer"] = path.parent / content["tokenizer"]
     return Edge(**parts)
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
 
 
 def _made(path: Path, name: str, kind: type[Any], values: Mapping[str, Any]) -> Any:

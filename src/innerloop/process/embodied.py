@@ -103,7 +103,7 @@ class EmbodiedProcessor(Processor):
 
     def guidance(self, previous: Previous | None, context: Context) -> dict[str, np.ndarray]:
         """`previous` as the base class, `guidance` by GR00T's own rule, which has one schedule. Raises ObservationError."""
-        if previous is not None and previous.schedule == "PREFIX":
+        if getattr(previous, "schedule", None) == "PREFIX":
             raise ObservationError(
                 "a GR00T policy is not trained to be given a prefix of actions; it continues a chunk by its own rule: "
                 "leave schedule= out (in execution, mode realtime)"
@@ -134,10 +134,15 @@ def _assembled(sizes: Sizes, found: Embodiment, chat: ChatStep, edge: Edge) -> P
         "family": "groot",
         "embodiment": found.name,
         "cameras": list(chat.cameras.required),
-        "image": {"time_steps": sizes.frames, "resized_by": "host", **vars(chat.framing)},
+        "image": {**vars(edge.images), "time_steps": sizes.frames, "resized_by": "host", **vars(chat.framing)},
         "state": {"width": widths.state, "padded": widths.max_state, "keys": _facts(states)},
         "action": {"width": widths.action, "horizon": horizon, "keys": _facts(actions), "libero_gripper": gripper},
-        "prompt": {"template": "Qwen3-VL chat", "capacity": sizes.slots.tokens, "formal": chat.formal},
+        "prompt": {
+            "template": "Qwen3-VL chat",
+            "capacity": sizes.slots.tokens,
+            "formal": chat.formal,
+            "tokenizer": chat.encoder.tokenizer.source,
+        },
         "horizon": horizon,
         "state_groups": {one.key: one.width for one in states},
         "action_groups": {one.key: one.width for one in actions},

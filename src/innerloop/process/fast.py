@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from innerloop.contract import CheckpointError, InnerloopError
+from innerloop.process.text import open_backend
 from innerloop.weights.source import read_object
 
 
@@ -24,14 +25,11 @@ class FastTokenizer:
     @classmethod
     def open(cls, directory: Path) -> "FastTokenizer":
         """Raises CheckpointError that says which files to put where."""
-        from tokenizers import Tokenizer
-
         for name in ("tokenizer.json", "processor_config.json"):
             if not (directory / name).is_file():
                 raise CheckpointError(f"no {directory / name}: copy it there from the run's FAST tokenizer")
         settings = read_object(directory / "processor_config.json")
-        read_object(directory / "tokenizer.json")  # the library raises a bare Exception for a bad file
-        backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        backend = open_backend(directory / "tokenizer.json")
 
         def decode(ids: list[int]) -> str:
             return str(backend.decode(ids, skip_special_tokens=False))

@@ -1,5 +1,8 @@
 """What each row of a new chunk takes from the chunk it continues: a pull (arXiv:2506.07339), or itself (2512.05964)."""
 
+import operator
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from innerloop.contract import ObservationError, Previous
@@ -59,6 +62,8 @@ def holds(chunk: int, delay: int, horizon: int, rate: float) -> np.ndarray:
 
 def check(previous: Previous, width: int, chunk: int) -> np.ndarray:
     """The actions to continue as float32 [n, width]. Raises ObservationError."""
+    if isinstance(previous, np.ndarray | Mapping | Sequence):
+        raise ObservationError(f"previous is {type(previous).__name__}; pass innerloop.Previous(actions, delay)")
     actions = np.asarray(previous.actions, np.float32)
     if actions.ndim != 2 or actions.shape[1] != width or len(actions) > chunk:
         raise ObservationError(
@@ -67,6 +72,11 @@ def check(previous: Previous, width: int, chunk: int) -> np.ndarray:
         )
     if not np.isfinite(actions).all():
         raise ObservationError("previous.actions is not finite; pass what was really commanded")
+    for name, steps in (("delay", previous.delay), ("horizon", previous.horizon or 0)):
+        try:
+            operator.index(steps)
+        except TypeError as error:
+            raise ObservationError(f"previous.{name} is {steps!r}; it counts control steps: round it up") from error
     if not 0 <= previous.delay < chunk:
         raise ObservationError(
             f"previous.delay is {previous.delay} steps, but a chunk has {chunk}: no action of it would be in time. "

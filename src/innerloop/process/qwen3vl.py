@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from innerloop.contract import CheckpointError, ObservationError
+from innerloop.process.text import open_backend
 from innerloop.weights.source import read_object
 
 MAX_ASPECT = 200  # transformers qwen2_vl smart_resize
@@ -37,13 +38,18 @@ class ImageRules:
         if any(content.get(name, [0.5] * 3) != [0.5] * 3 for name in ("image_mean", "image_std")):
             raise CheckpointError(f"{path}: image_mean and image_std must be 0.5, as every Qwen3-VL has them")
         size = content.get("size") or {}
-        return cls(
-            int(content.get("patch_size", cls.patch)),
-            int(content.get("merge_size", cls.merge)),
-            int(content.get("temporal_patch_size", cls.temporal)),
-            int(content.get("min_pixels") or size.get("shortest_edge", cls.min_pixels)),
-            int(content.get("max_pixels") or size.get("longest_edge", cls.max_pixels)),
-        )
+        edges = size if isinstance(size, dict) else {"shortest_edge": size}  # refused below, by name
+        counts = {
+            "patch_size": content.get("patch_size", cls.patch),
+            "merge_size": content.get("merge_size", cls.merge),
+            "temporal_patch_size": content.get("temporal_patch_size", cls.temporal),
+            "min_pixels": content.get("min_pixels") or edges.get("shortest_edge") or cls.min_pixels,
+            "max_pixels": content.get("max_pixels") or edges.get("longest_edge") or cls.max_pixels,
+        }
+        for name, count in counts.items():
+            if type(count) is not int or count < 1:
+                raise CheckpointError(f"{path}: {name} is {count!r}; it is a whole number of pixels or frames")
+        return cls(*counts.values())
 
     def fitted(self, height: int, width: int) -> tuple[int, int]:
         """Height and width after the resize: multiples of patch * merge, pixels within limits, aspect roughly kept."""
@@ -140,21 +146,21 @@ class ChatTokenizer:
     """tokenizer.json of a Qwen; special tokens inside a text are recognised."""
 
     def __init__(
-        self, encode: Callable[[str], list[int]], decode: Callable[[list[int]], str], special: Special
+        self,
+        encode: Callable[[str], list[int]],
+        decode: Callable[[list[int]], str],
+        special: Special,
+        source: str = "",
     ) -> None:
         self.special = special
+        self.source = source
         self.decode = decode
         self._encode = functools.lru_cache(maxsize=256)(lambda text: tuple(encode(text)))
 
     @classmethod
     def open(cls, path: Path) -> "ChatTokenizer":
         """Raises CheckpointError where the file is not a Qwen3-VL tokenizer."""
-        from tokenizers import Tokenizer
-
-        read_object(path)  # the library raises a bare Exception for a bad file
-        backend = Tokenizer.from_file(str(path))
-        backend.no_padding()
-        backend.no_truncation()
+        backend = open_backend(path)
         found = (backend.token_to_id(f"<|{name}|>") for name in ("vision_start", "image_pad", "vision_end"))
         ids = [index for index in found if index is not None]
         if len(ids) < 3:
@@ -166,7 +172,7 @@ class ChatTokenizer:
         def decode(ids: list[int]) -> str:
             return str(backend.decode(ids, skip_special_tokens=True))
 
-        return cls(encode, decode, Special(*ids))
+        return cls(encode, decode, Special(*ids), str(path))
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Ids of a text."""

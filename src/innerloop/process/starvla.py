@@ -20,7 +20,7 @@ from innerloop.process.recipe import STATE
 from innerloop.process.state import discretize
 from innerloop.process.synthetic import token_a_word
 from innerloop.weights import Checkpoint
-from innerloop.weights.starvla import base_model, data_section
+from innerloop.weights.starvla import base_model, data_section, section
 
 FIRST_ACTION, END = "<robot_action_0>", "<|im_end|>"
 PLACEHOLDER = "\U0001f50d"  # starVLA QwenOFT.py action_token
@@ -54,7 +54,7 @@ ROBOTS = {
 
 def read_robot(run: Mapping[str, Any], tag: str) -> Robot:
     """From the run's own `innerloop` section, else from what is known of its data. Raises CheckpointError."""
-    mix, own = str(data_section(run).get("data_mix") or ""), dict(run.get("innerloop") or {})
+    mix, own = str(data_section(run).get("data_mix") or ""), section(run, "innerloop")
     known = ROBOTS.get("libero" if mix.startswith("libero") else tag)
     if known is None and not {"cameras", "action"} <= set(own):
         raise CheckpointError(
@@ -64,7 +64,10 @@ def read_robot(run: Mapping[str, Any], tag: str) -> Robot:
             f"{', '.join(MODES)}; gripper: none where the last action dimension was not normalised"
         )
     robot = known or Robot((), "none")
-    cameras, action = tuple(str(name) for name in own.get("cameras", robot.cameras)), own.get("action", robot.action)
+    named = own.get("cameras", list(robot.cameras))
+    if not isinstance(named, list):
+        raise CheckpointError(f"config.yaml innerloop: cameras is {named!r}; it takes a list, as [front, wrist]")
+    cameras, action = tuple(str(name) for name in named), own.get("action", robot.action)
     state, gripper = own.get("state", robot.state), own.get("gripper", "none" if robot.gripper_raw else "mask")
     if not cameras or action not in MODES or state not in MODES or gripper not in ("mask", "none"):
         raise CheckpointError(
@@ -124,7 +127,13 @@ class Scale:
                 f"dataset_statistics.json has no {' and '.join(absent)} of '{feature}', which is normalised by {mode}"
             )
         low, high = (np.asarray(stats[name], np.float32) for name in names)
-        binary = ~np.asarray(stats.get("mask", np.ones(len(low), bool)), bool)
+        mask = np.asarray(stats.get("mask", np.ones(low.shape, bool)), bool)
+        if low.ndim != 1 or not low.shape == high.shape == mask.shape:
+            raise CheckpointError(
+                f"dataset_statistics.json '{feature}': {names[0]} has shape {low.shape}, {names[1]} {high.shape}, mask "
+                f"{mask.shape}; each is one number, or flag, a dimension"
+            )
+        binary = ~mask
         if gripper_raw:
             low, high = low.copy(), high.copy()
             low[-1], high[-1] = (0.0, 1.0) if mode == "mean_std" else (-1.0, 1.0)
@@ -337,7 +346,7 @@ def _parts(config: Sizes, edge: Edge, scales: tuple[Scale, Scale], tokenizer: Ch
     pipeline = pipeline.push(ScaleStep(*scales))
     if config.state_token:
         pipeline = pipeline.push(WidthStep(config.state_dim, config.max_action_dim, state_input=True))
-    return pipeline.push(turn), cameras, widths, np.float32, _facts(config, cameras, scales, widths)
+    return pipeline.push(turn), cameras, widths, np.float32, _facts(config, turn, scales, widths)
 
 
 def _placeholder(tokenizer: ChatTokenizer, chunk: int) -> int:
@@ -356,16 +365,21 @@ def _query_rows(ids: np.ndarray, placeholder: int, chunk: int) -> dict[str, np.n
     return {"query_rows": np.flatnonzero(ids == placeholder)[-chunk:].astype(np.int32)}
 
 
-def _facts(config: Sizes, cameras: Cameras, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
+def _facts(config: Sizes, turn: TurnStep, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
+    resize = {"resized_to": config.image_size, "then": "Qwen3-VL smart resize, bicubic", "resized_by": "host"}
     return {
         "family": config.framework,
-        "cameras": list(cameras.required),
-        "image": {"resized_to": config.image_size, "then": "Qwen3-VL smart resize, bicubic", "resized_by": "host"},
+        "cameras": list(turn.cameras.required),
+        "image": {**vars(turn.spec), **resize},
         "state": {
             "width": widths.state,
             "mode": scales[0].mode,
             "input": "prompt" if config.state_in_text else "vector" if config.state_dim else "none",
         },
         "action": {"width": widths.action, "horizon": widths.chunk, "mode": scales[1].mode},
-        "prompt": {"template": config.template, "capacity": config.slots.tokens},
+        "prompt": {
+            "template": config.template,
+            "capacity": config.slots.tokens,
+            "tokenizer": turn.encoder.tokenizer.source,
+        },
     }

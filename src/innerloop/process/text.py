@@ -5,10 +5,14 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from innerloop.contract import CheckpointError, ObservationError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
 
 _FILES = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model")
 
@@ -69,12 +73,7 @@ class Tokenizer:
 
     @classmethod
     def _tokenizers(cls, file: Path) -> "Tokenizer":
-        from tokenizers import Tokenizer as Backend
-
-        _check_json(file)
-        backend = Backend.from_file(str(file))
-        backend.no_padding()
-        backend.no_truncation()
+        backend = open_backend(file)
         bos = backend.token_to_id("<bos>")
         if bos is None:
             raise CheckpointError(f"{file} has no <bos> token, so it is not PaliGemma's; use the policy's own")
@@ -122,8 +121,26 @@ def fit(ids: Sequence[int], capacity: int) -> np.ndarray:
     return out
 
 
+def open_backend(file: Path) -> "Backend":
+    """A tokenizer.json, without padding or truncation. Raises CheckpointError for what this library cannot read."""
+    import tokenizers
+
+    _check_json(file)
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:
+        if type(error) is not Exception:  # the library raises nothing narrower for a file of another version
+            raise
+        raise CheckpointError(
+            f"{file} cannot be read by tokenizers {tokenizers.__version__} ({error}): copy it again, or update the "
+            "package: pip install -U tokenizers"
+        ) from error
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
 def _check_json(file: Path) -> None:
-    # The library raises a bare Exception for any bad file: find the ordinary reasons first.
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,6 +1,5 @@
 """One thread owns a device: calls from any thread are queued to it and wait for their answer."""
 
-import contextvars
 import os
 import threading
 from collections.abc import Callable
@@ -161,9 +160,3 @@ def owner(device: torch.device) -> DeviceThread:
         if device not in _threads:
             _threads[device] = DeviceThread(device)
         return _threads[device]
-
-
-def in_context(function: Callable[[], T]) -> Callable[[], T]:
-    """The function as it runs in the caller's context (choice of kernels), on whatever thread."""
-    context = contextvars.copy_context()
-    return lambda: context.run(function)

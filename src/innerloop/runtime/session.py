@@ -207,7 +207,8 @@ class Sessions:
     def _new(self, name: str) -> Session:
         if len(self.open) >= self._limit:
             raise SessionError(
-                f"{self._limit} sessions are open, which is the limit: end one, expire idle ones, or load with a higher limit"
+                f"{self._limit} sessions are open, which is the limit: end one (Session.end), or those that have been idle "
+                "(Machine.expire)"
             )
         session = self.open[name] = Session(name, self)
         return session

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from innerloop.contract import Chunk, Policy
+from innerloop.contract import Chunk, Policy, Previous
 from innerloop.contract.errors import InnerloopError, NonFiniteError, ObservationError
 from innerloop.process.action import ActionLimitError, ActionLimits, check_finite
+from innerloop.process.image import ImageSpec, from_frame
 from innerloop.serve.pending import Entry
 from innerloop.serve.protocol import RequestError
 
@@ -27,8 +28,9 @@ class BatchPolicy(Policy, Protocol):
         noises: Sequence[np.ndarray | None],
         seeds: Sequence[int | None],
         sessions: Sequence[str],
+        previous: Sequence[Previous | None],
     ) -> list[Chunk]:
-        """One decision a row; row i depends on input i alone."""
+        """One decision a row, continuing `previous[i]` if given; row i depends on input i alone."""
         ...
 
 
@@ -62,7 +64,7 @@ def close(policy: Policy) -> None:
 
 def decide(policy: Policy, batch: Sequence[Entry], limits: ActionLimits | None) -> list[Outcome]:
     """A chunk or the error of each entry, in order; never raises for what a policy or a request does."""
-    if len(batch) > 1 and all(entry.request.previous is None for entry in batch):
+    if len(batch) > 1:
         try:
             chunks = _together(policy, batch)
         except Exception as error:  # one of them is bad: find out which by running them alone
@@ -97,8 +99,10 @@ def self_check(policy: Policy, limits: ActionLimits | None) -> None:
     if "cameras" not in metadata or "state_dim" not in metadata:
         return
     random = np.random.default_rng(0)
+    sent = ImageSpec(range=metadata.get("processing", {}).get("image", {}).get("range", "uint8"))
+    pictures = {str(name): random.integers(0, 256, (64, 64, 3), np.uint8) for name in metadata["cameras"]}
     observation = {
-        "images": {str(name): random.integers(0, 256, (64, 64, 3), np.uint8) for name in metadata["cameras"]},
+        "images": {name: from_frame(picture, sent) for name, picture in pictures.items()},
         "state": np.zeros(int(metadata["state_dim"]), np.float32),
         "prompt": "self-check",
     }
@@ -121,6 +125,7 @@ def _together(policy: Policy, batch: Sequence[Entry]) -> list[Chunk]:
         noises=[request.noise for request in requests],
         seeds=[request.seed for request in requests],
         sessions=[request.session for request in requests],
+        previous=[request.previous for request in requests],
     )
     if len(chunks) != len(batch):
         raise InnerloopError(f"a batch of {len(batch)} got {len(chunks)} answers")

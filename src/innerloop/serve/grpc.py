@@ -49,6 +49,7 @@ class Robot:
     latest: TimedObservation | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     calls: int = 0  # GetActions under way
+    told: bool = False  # that it sends no task
     seen: float = field(default_factory=time.monotonic)
 
 
@@ -172,6 +173,9 @@ class LeRobotTransport:
         peer = context.peer()
         try:
             request = Request(lerobot_observation(seen.observation, setup), peer)
+            if not request.observation["prompt"] and not robot.told:
+                robot.told = True
+                log.warning("%s sends no task, so the policy decides without one: start its client with --task", peer)
             reply = await ask(self._worker, request, peer)
         except RequestError as error:
             await _refuse(context, error)

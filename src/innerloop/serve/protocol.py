@@ -131,7 +131,10 @@ def _observation(message: dict[str, Any]) -> dict[str, Any]:
         images = {key: value for key, value in message.items() if _is_picture(key, value)}
     if not isinstance(images, dict):
         raise RequestError("observation", "'images' is not a map of camera name to picture")
-    return observation(images, _state(message), message.get("prompt", message.get("task", "")))
+    prompt = message.get("prompt", message.get("task"))
+    if prompt is None:
+        raise RequestError("observation", "the observation has no 'prompt'; send the task in words under that name")
+    return observation(images, _state(message), prompt)
 
 
 def _state(message: dict[str, Any]) -> Any:

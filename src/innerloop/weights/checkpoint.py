@@ -27,6 +27,9 @@ from innerloop.weights.starvla import find_run, open_run_weights, read_run, run_
 _UNFINISHED = re.compile(r".*\.orbax-checkpoint-tmp(-.*)?")  # Orbax's name for a save in progress
 _OLD_STATISTICS = ("normalize_inputs.", "unnormalize_outputs.", "normalize_targets.")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model")
+_READ = {".json", ".yaml", ".safetensors", ".bin", ".pt", ".model"}  # suffixes of files that are read
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name, as Hugging Face has it
+_DEEPEST = 4  # directories between a training run, or a download cache, and its weights
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,10 @@ def _directory(path: Path) -> Path:
     if path.is_file():
         raise CheckpointError(f"{path} is a file: pass the checkpoint directory, {path.parent}")
     if not path.is_dir():
-        raise CheckpointError(f"there is no directory {path}: download the checkpoint first and pass its local path")
+        how = f" (`hf download {path} --local-dir DIR`)" if _REPOSITORY.fullmatch(str(path)) else ""
+        raise CheckpointError(
+            f"there is no directory {path}: download the checkpoint first{how} and pass its local path"
+        )
     for part in (path.absolute(), *path.absolute().parents):
         if _UNFINISHED.fullmatch(part.name):
             raise CheckpointError(
@@ -130,6 +136,12 @@ def _directory(path: Path) -> Path:
     finished = sorted(child.name for child in path.iterdir() if child.name.isdigit() and child.is_dir())
     if unfinished and not finished:
         raise CheckpointError(f"{path}: the save did not finish (it still holds {unfinished[0]}): use another step")
+    broken = sorted(child.name for child in path.iterdir() if child.suffix in _READ and not child.exists())
+    if broken:
+        raise CheckpointError(
+            f"{path}: links to files that are not there: {', '.join(broken)}; the download was interrupted or its cache "
+            "was emptied: download it again"
+        )
     return path
 
 
@@ -158,15 +170,24 @@ def _base_and_adapter(directory: Path, adapter: Path | None) -> tuple[Path, Path
 
 def _no_weights(directory: Path) -> str:
     """The message for a directory without weights, with the place where they probably are."""
-    inside = ("pretrained_model", "params", "checkpoints", "last")
-    steps = sorted((c.name for c in directory.iterdir() if c.name.isdigit() and c.is_dir()), key=int)
-    near = [name for name in inside if (directory / name).is_dir()] + steps[-1:]
-    if near:
-        hint = f"pass {directory / near[0]} instead, if that is the checkpoint"
+    place = directory
+    for _ in range(_DEEPEST):
+        place = _below(place) or place
+    if place != directory:
+        hint = f"pass {place} instead, if that is the checkpoint"
     else:
         hint = "download or export model.safetensors (or its shards and their index) there"
     found = ", ".join(sorted(child.name for child in directory.iterdir())[:12]) or "nothing"
     return f"{directory} holds no weights (it holds: {found}); {hint}"
+
+
+def _below(directory: Path) -> Path | None:
+    """Where the next part of the way to the weights leads: of a training run, or of Hugging Face's cache."""
+    steps = sorted((c.name for c in directory.iterdir() if c.name.isdigit() and c.is_dir()), key=int)
+    names = ["pretrained_model", "params", "checkpoints", "last", *steps[-1:]]
+    if (directory / "refs" / "main").is_file():
+        names.append(f"snapshots/{(directory / 'refs' / 'main').read_text().strip()}")
+    return next((directory / name for name in names if (directory / name).is_dir()), None)
 
 
 def _config(places: Sequence[Path]) -> dict[str, Any]:
@@ -186,6 +207,8 @@ def _layout(directory: Path, config: dict[str, Any], tensors: TensorSource) -> s
     if is_orbax(directory):
         return "orbax"
     if "type" in config or (directory / "policy_preprocessor.json").is_file():
+        if not config:
+            raise CheckpointError(f"{directory} has no config.json, which says what these weights are: copy it there")
         return "lerobot"
     if str(config.get("model_type", "")).lower().startswith("gr00t"):
         return "groot"

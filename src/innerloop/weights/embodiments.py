@@ -16,6 +16,7 @@ _PACK, _ENCODE, _DECODE = (f"groot_n1_7_{name}_v1" for name in ("pack_inputs", "
 _UNPACK = "groot_action_unpack_unnormalize_v2"
 _MODELS = ("gr00tn1d7", "gr00tn17")
 _CAMERA = "observation.images."
+_LISTS = {"modality_keys": str, "delta_indices": int, "action_configs": dict}  # of a modality, and what they hold
 _MODALITIES = ("state", "action", "relative_action")
 
 
@@ -73,7 +74,7 @@ def read_embodiment(
     flat = {
         f"{modality}.{key}": _arrays(f"{name} {modality}.{key}", values)
         for modality in _MODALITIES
-        for key, values in (statistics[name].get(modality) or {}).items()
+        for key, values in _named(f"{name} {modality}", _named(name, statistics[name]).get(modality) or {}).items()
     }
     return flat, (ProcessorStep(STEP, kept),), name
 
@@ -86,12 +87,28 @@ def embodiment(checkpoint: Opened) -> Embodiment:
         for name, values in checkpoint.statistics.items():
             modality, _, key = name.partition(".")
             nested.setdefault(modality, {})[key] = values
-        return Embodiment(statistics=nested, **steps[STEP].config)
+        return _checked(Embodiment(statistics=nested, **steps[STEP].config))
     if _PACK not in steps or _ENCODE not in steps:
         raise CheckpointError("policy_preprocessor.json has no GR00T N1.7 steps: save the policy with LeRobot 0.6")
     features = checkpoint.config.get("input_features") or {}
     cameras = sorted(name.removeprefix(_CAMERA) for name in features if name.startswith(_CAMERA))
-    return replace(_saved(steps), cameras=tuple(cameras))  # LeRobot feeds them in alphabetical order
+    return replace(_checked(_saved(steps)), cameras=tuple(cameras))  # LeRobot feeds them in alphabetical order
+
+
+def _checked(found: Embodiment) -> Embodiment:
+    """The robot, if its modalities are mappings whose lists hold what they should."""
+    modality = found.modality if isinstance(found.modality, Mapping) else {"modality_configs": found.modality}
+    for name, part in modality.items():
+        if not isinstance(part, Mapping):
+            raise CheckpointError(f"the processor's '{name}' of '{found.name}' is {str(part)[:60]!r}: export it again")
+        for key, kind in _LISTS.items():
+            values = part.get(key)
+            if values is not None and not (isinstance(values, list) and all(isinstance(v, kind) for v in values)):
+                raise CheckpointError(
+                    f"the processor's {name}.{key} of '{found.name}' is {str(values)[:60]!r}, not a list of "
+                    f"{kind.__name__}: export it again"
+                )
+    return found
 
 
 def _saved(steps: Mapping[str, ProcessorStep]) -> Embodiment:
@@ -136,10 +153,23 @@ def _chosen(directory: Path, names: list[str], choice: str | None) -> str:
     return choice or names[0]
 
 
-def _arrays(where: str, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _named(where: str, values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise CheckpointError(
+            f"statistics.json {where} is {str(values)[:60]!r}, not statistics by name: export it again"
+        )
+    return values
+
+
+def _arrays(where: str, values: Any) -> dict[str, np.ndarray]:
     found = {}
-    for name, value in values.items():
-        array = np.asarray(value, np.float64)
+    for name, value in _named(where, values).items():
+        try:
+            array = np.asarray(value, np.float64)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"statistics.json {where}: {name} is not numbers ({error}); compute it again"
+            ) from error
         if not np.isfinite(array).all():
             raise CheckpointError(f"statistics.json {where}: {name} is not finite; compute it again")
         found[name] = array

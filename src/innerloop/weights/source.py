@@ -110,9 +110,8 @@ class SafetensorsFile:
                 header = json.loads(file.read(length))
             except ValueError as error:
                 raise CheckpointError(f"{path} is not a safetensors file (unreadable header): {error}") from error
-        header.pop("__metadata__", None)
         self._start = 8 + length
-        entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+        entries = _entries(header, path)
         self._entries = {name: self._entry(name, entry) for name, entry in entries}
         self._check_extent(size - self._start)
 
@@ -147,7 +146,7 @@ class SafetensorsFile:
         return raw.view(info.dtype).reshape(info.shape)
 
     def _entry(self, name: str, entry: Mapping[str, Any]) -> tuple[int, TensorInfo]:
-        dtype = _DTYPES.get(entry["dtype"])
+        dtype = _DTYPES.get(str(entry["dtype"]))
         if dtype is None:
             raise CheckpointError(
                 f"{self.path}: tensor '{name}' has dtype {entry['dtype']}, which cannot be read; "
@@ -263,6 +262,25 @@ class Shards:
 def open_tensor_file(path: Path) -> SafetensorsFile | TorchFile:
     """One weight file by its suffix."""
     return SafetensorsFile(path) if path.suffix == ".safetensors" else TorchFile(path)
+
+
+def _entries(header: object, path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """A header's tensors in file order. Raises CheckpointError unless each has dtype, shape and both ends."""
+    found = [] if not isinstance(header, dict) else [item for item in header.items() if item[0] != "__metadata__"]
+    odd = next((name for name, entry in found if not _is_entry(entry)), None)
+    if odd is not None or not isinstance(header, dict):
+        what = "not an object" if odd is None else f"damaged at tensor '{odd}'"
+        raise CheckpointError(f"{path}: the header is {what}: download or export it again")
+    return sorted(found, key=lambda item: item[1]["data_offsets"])
+
+
+def _is_entry(entry: object) -> bool:
+    def sizes(value: object) -> bool:
+        return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+    if not isinstance(entry, dict) or not sizes(entry.get("shape")) or not sizes(entry.get("data_offsets")):
+        return False
+    return "dtype" in entry and len(entry["data_offsets"]) == 2
 
 
 def _state_dict(loaded: object, path: Path) -> dict[str, torch.Tensor]:

@@ -47,12 +47,24 @@ def framework_name(config: Mapping[str, Any]) -> str:
 
 def data_section(config: Mapping[str, Any]) -> dict[str, Any]:
     """What config.yaml says of the training data, empty where it says nothing."""
-    return dict((config.get("datasets") or {}).get("vla_data") or {})
+    return section(config, "datasets", "vla_data")
+
+
+def section(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """A section of config.yaml, empty where it is not there. Raises CheckpointError for one that is no mapping."""
+    found: Any = config
+    for depth, name in enumerate(names, start=1):
+        found = found.get(name) or {}
+        if not isinstance(found, Mapping):
+            raise CheckpointError(
+                f"config.yaml: '{'.'.join(names[:depth])}' is {found!r}; it is a section of names and values"
+            )
+    return dict(found)
 
 
 def base_model(run: Path, config: Mapping[str, Any]) -> tuple[str, Path | None]:
     """The name of the run's vision-language model, and its directory: where config.yaml says, or inside the run."""
-    stated = str((config["framework"].get("qwenvl") or {}).get("base_vlm") or "")
+    stated = str(section(config, "framework", "qwenvl").get("base_vlm") or "")
     name = Path(stated).name
     places = [run / stated, Path(stated), run / name] if stated else []
     return name, next((place for place in places if place != run and place.is_dir()), None)
@@ -86,7 +98,9 @@ def run_statistics(run: Path, choice: str | None) -> tuple[Statistics, str]:
         raise CheckpointError(f"{path} has no statistics '{name}'; there are: {listing}")
     found: Statistics = {}
     for feature, ours in _FEATURES.items():
-        stored = content[name].get(feature) or {}
+        stored = content[name].get(feature) or {} if isinstance(content[name], dict) else None
+        if not isinstance(stored, dict):
+            raise CheckpointError(f"{path}: '{name}' has no statistics of '{feature}' by name; copy the file again")
         found[ours] = {key: _array(path, f"{name}.{feature}.{key}", value) for key, value in stored.items()}
     return {feature: stats for feature, stats in found.items() if stats}, name
 

@@ -164,8 +164,15 @@ def test_the_largest_step_at_a_seam_is_put_beside_the_largest_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"mode": "fast"}, "no execution mode 'fast'.*realtime"), ({"execute": 0}, "execute is 0")]
+    ("options", "words"),
+    [
+        ({"mode": "fast"}, "no execution mode 'fast'.*realtime"),
+        ({"execute": 0}, "execute is 0"),
+        ({"rate_hz": 0}, "rate_hz is 0"),
+        ({"rate_hz": float("nan")}, "rate_hz is nan"),
+        ({"blend": -1}, "blend -1"),
+    ],
 )
 def test_what_cannot_be_executed_is_refused(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Executor(30, **options)
+        Executor(**{"rate_hz": 30, **options})

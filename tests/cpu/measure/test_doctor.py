@@ -44,16 +44,18 @@ def test_switched_off_attention_is_named() -> None:
 
 def test_a_missing_extra_says_what_it_is_for_and_how_to_get_it() -> None:
     for module in ("no_such_module_here", "no_such_package_here.part"):
-        finding = doctor._extra("lasers", doctor.Extra(module, "lasers", "cutting", "pip install lasers"))
+        finding = doctor._extra("lasers", doctor.Extra(("json", module), "lasers", "cutting", "pip install lasers"))
         assert (finding.state, finding.remedy) == ("note", "for cutting: pip install lasers")
+        assert finding.found == f"{module} not installed"
 
 
 def test_extras_are_those_of_the_package() -> None:
     """What an extra's remedy names must be what pyproject.toml installs under that name."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for name in ("sentencepiece", "orbax", "serve"):
+    for name in ("sentencepiece", "orbax", "serve", "sim"):
         extra = doctor.EXTRAS[name]
         assert f"'innerloop[{name}]'" in extra.remedy
+        assert len(extra.modules) == len(listed[name]), name
         assert any(requirement.startswith(extra.distribution) for requirement in listed[name]), name
 
 

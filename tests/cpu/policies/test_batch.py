@@ -7,7 +7,7 @@ import pytest
 from loaded_policies import CHECKPOINTS, observe
 
 import innerloop
-from innerloop.contract import ObservationError
+from innerloop.contract import ObservationError, Previous
 from innerloop.engine import LoadedPolicy
 
 
@@ -37,6 +37,19 @@ def test_swapping_rows_swaps_results(three: LoadedPolicy) -> None:
     one, two = decide(three, [0, 1, 2]), decide(three, [2, 1, 0])
     for a, b in zip(one, reversed(two), strict=True):
         assert np.array_equal(a, b)
+
+
+def test_robots_of_a_batch_continue_chunks_of_their_own(policy: LoadedPolicy, three: LoadedPolicy) -> None:
+    seen, sessions = [observe(policy, i) for i in range(3)], ["a", "b", "c"]
+    left = policy.infer(seen[0], seed=9, session="a").actions[2:]
+    previous = [Previous(left, 2), None, Previous(left[:3], 1, schedule="PREFIX")]
+    nothing = [None] * 3
+    together = three.infer_batch(seen, noises=nothing, seeds=[0, 1, 2], sessions=sessions, previous=previous)
+    for i, chunk in enumerate(together):
+        alone = policy.infer(seen[i], seed=i, session=sessions[i], previous=previous[i])
+        np.testing.assert_allclose(chunk.normalized, alone.normalized, atol=1e-4)
+        plain = policy.infer(seen[i], seed=i, session=sessions[i])
+        assert np.array_equal(alone.normalized, plain.normalized) == (previous[i] is None)
 
 
 def test_fewer_rows_than_the_batch_and_too_many(three: LoadedPolicy) -> None:

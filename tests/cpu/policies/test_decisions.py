@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,3 +171,16 @@ def test_one_changed_weight_changes_fingerprint_and_actions(tmp_path: Path, poli
 def test_on_a_cpu_nothing_claims_packed_kernels(policy: LoadedPolicy) -> None:
     assert not policy.packed
     assert policy.kernels == "reference"
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"kernels": "fast"}, "kernels 'fast' do not exist; there are reference, operators, fused"),
+        ({"batch": 0}, "batch=0 decides for nobody"),
+        ({"batch": -2}, "batch=-2 decides for nobody"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(PrecisionError, match=words):
+        innerloop.load(CHECKPOINTS["pi05"], device="cpu", **asked)

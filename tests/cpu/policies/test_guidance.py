@@ -55,6 +55,8 @@ def test_the_executed_part_follows_the_previous_chunk(policy: LoadedPolicy) -> N
         ({"actions": np.full((2, 7), np.nan)}, "not finite"),
         ({"delay": 10}, "a chunk has 10.*synchronously"),
         ({"delay": -1}, "delay is -1"),
+        ({"delay": 2.5}, r"delay is 2\.5; it counts control steps"),
+        ({"horizon": 3.0}, r"horizon is 3\.0; it counts control steps"),
         ({"horizon": -2}, "horizon is -2"),
         ({"schedule": "SQUARE"}, "no schedule 'SQUARE'.*LINEAR.*PREFIX"),
         ({"schedule": "PREFIX", "delay": 10}, "a chunk has 10.*synchronously"),
@@ -67,6 +69,9 @@ def test_what_cannot_be_continued_is_named(policy: LoadedPolicy, change: dict[st
         given["actions"] = np.resize(given["actions"], (2, width))
     with pytest.raises(ObservationError, match=words):
         policy.infer(observe(policy, 0), previous=Previous(**given))
+    bare: Any = given["actions"]
+    with pytest.raises(ObservationError, match="previous is ndarray; pass innerloop.Previous"):
+        policy.infer(observe(policy, 0), previous=bare)
 
 
 def test_weights_of_each_schedule() -> None:

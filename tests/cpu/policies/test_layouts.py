@@ -19,7 +19,7 @@ from innerloop import engine
 from innerloop.blocks.flow_config import OPENPI_CAMERAS
 from innerloop.cli import app
 from innerloop.contract import CheckpointError, ObservationError
-from innerloop.process import Edge
+from innerloop.process import ActionLimits, Edge
 
 Tensors = dict[str, torch.Tensor]
 ORBAX = ROOT / "tests/golden/orbax"
@@ -377,3 +377,21 @@ def test_shards_are_the_same_policy_and_a_broken_one_is_refused_before_the_memor
     with pytest.raises(CheckpointError, match=f"1 of 3 shards .* do not exist: {shard.name}; download"):
         innerloop.load(directory, device="cpu", announce=said.append)
     assert not said
+
+
+@pytest.mark.parametrize("family", ["pi05"])
+def test_the_fingerprint_knows_what_only_the_caller_said_and_the_tokenizer(openpi: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(openpi, tmp_path / "elsewhere"))
+    other = tmp_path / "tokenizer.json"
+    other.write_text((openpi / "tokenizer.json").read_text() + "\n")
+
+    def mark(directory: Path, **said: Any) -> str:
+        policy = innerloop.load(directory, device="cpu", edge=Edge(**said))
+        policy.close()
+        return policy.fingerprint
+
+    plain = mark(openpi)
+    assert mark(moved) == mark(openpi, rename={"front": OPENPI_CAMERAS[0]}) == plain
+    limits = ActionLimits(step=np.full(7, 0.1))
+    said = ({"state_dim": 4}, {"relative": [True] + [False] * 6}, {"limits": limits}, {"tokenizer": other})
+    assert len({plain, *(mark(openpi, **one) for one in said)}) == 5

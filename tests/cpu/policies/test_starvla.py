@@ -250,6 +250,38 @@ def test_a_run_of_unknown_data_says_what_to_add(tmp_path: Path) -> None:
         innerloop.load(edited(tmp_path, starvla.RUNS["pi3"], innerloop={}), device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"innerloop": {"cameras": "front", "action": "q99", "state": "q99"}}, r"cameras is 'front'; it takes a list"),
+        ({"innerloop": ["front"]}, r"'innerloop' is \['front'\]; it is a section of names and values"),
+        ({"datasets": {"vla_data": "made_up"}}, r"'datasets\.vla_data' is 'made_up'; it is a section"),
+    ],
+)
+def test_sections_of_another_kind_are_named(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        innerloop.load(edited(tmp_path, starvla.RUNS["oft"], **sections), device="cpu")
+
+
+@pytest.mark.parametrize("content", [{"made_up": 3}, {"made_up": {"action": [1.0, 2.0]}}])
+def test_statistics_of_another_kind_are_named(tmp_path: Path, content: Any) -> None:
+    path = starvla.write(tmp_path, starvla.RUNS["oft"]) / "dataset_statistics.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"dataset_statistics\.json: 'made_up' has no statistics of '.*' by name"):
+        innerloop.load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(("name", "value"), [("q01", 0.5), ("q99", [1.0]), ("mask", [True])])
+def test_statistics_that_do_not_match_are_named(tmp_path: Path, name: str, value: Any) -> None:
+    run = starvla.RUNS["oft"]
+    path = starvla.write(tmp_path, run) / "dataset_statistics.json"
+    content = starvla.statistics(run.seed)
+    content["made_up"]["action"][name] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"'action': q01 has shape .*; each is one number, or flag, a dimension"):
+        innerloop.load(tmp_path, device="cpu")
+
+
 def test_known_data_needs_no_addition(tmp_path: Path) -> None:
     run = replace(starvla.RUNS["oft"], data={"data_mix": "libero_all"})
     directory = edited(tmp_path, run, innerloop={})

@@ -61,6 +61,7 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
         "tokenizer.json": ("{broken", "not readable JSON"),
         "config.json": ('{"a": 1}', "no 'model' entry"),
         "bad.model": ("nonsense", "not a readable SentencePiece model"),
+        "newer.json": ('{"version": "9.0", "model": {"type": "X"}}', "cannot be read by tokenizers .*pip install -U"),
         "vocab.txt": ("a", "expected a tokenizer.json or a SentencePiece .model"),
     }
     for name, (content, message) in cases.items():

@@ -1,17 +1,35 @@
 """A chat turn's arrays: what is made once equals what the whole turn gives; frames side by side."""
 
+import json
 import threading
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from innerloop.contract import ObservationError
+from innerloop.contract import CheckpointError, ObservationError
 from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots, Special, positions, visual_rows
 from innerloop.runtime.threads import in_turn, side_by_side
 from recipes.tiny import qwen
 
 PAD = 8
 RULES = ImageRules(patch=4, min_pixels=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"patch_size": None}, "patch_size is None"),
+        ({"size": {"shortest_edge": "big"}}, "min_pixels is 'big'"),
+        ({"size": 224.5}, "min_pixels is 224.5"),
+        ({"max_pixels": -1}, "max_pixels is -1"),
+    ],
+)
+def test_image_limits_that_are_none_are_named(tmp_path: Path, content: Any, message: str) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=f"preprocessor_config.json: {message}; it is a whole number"):
+        ImageRules.read(tmp_path / "preprocessor_config.json")
 
 
 def encoder(slots: Slots) -> Encoder:

@@ -73,14 +73,14 @@ class BatchingPolicy(FakePolicy):
         super().__init__(delay, max_batch=max_batch)
         self.sizes: list[int] = []
 
-    def infer_batch(self, observations, *, noises, seeds, sessions):
+    def infer_batch(self, observations, *, noises, seeds, sessions, previous):
         self.sizes.append(len(observations))
         delay, self.delay = self.delay, 0.0
         time.sleep(delay)
         try:
             return [
-                self.infer(o, noise=n, seed=s, session=k)
-                for o, n, s, k in zip(observations, noises, seeds, sessions, strict=True)
+                self.infer(o, noise=n, seed=s, session=k, **({} if p is None else {"previous": p}))
+                for o, n, s, k, p in zip(observations, noises, seeds, sessions, previous, strict=True)
             ]
         finally:
             self.delay = delay

@@ -161,6 +161,15 @@ def test_without_an_observation_the_answer_is_empty(helpers, robots, monkeypatch
         assert robots(server.ready()).start(helpers).GetActions(b"") == b""
 
 
+def test_a_robot_without_a_task_is_said_once(helpers, robots, caplog):
+    with Running(FakePolicy(), protocol="lerobot") as server:
+        robot = robots(server.ready()).start(helpers)
+        for prompt in ("push", "", ""):
+            robot.observe(helpers, observation(1, prompt=prompt))
+            assert len(robot.GetActions(b"")) > 100
+    assert len([line for line in caplog.messages if "sends no task" in line and "--task" in line]) == 1
+
+
 def test_ready_waits_for_the_warm_up(helpers, robots):
     gate = threading.Event()
 

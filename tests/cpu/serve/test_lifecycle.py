@@ -1,6 +1,7 @@
 """A server as a process: warm before ready, drained on SIGTERM, new weights on SIGHUP, the engine's own policy."""
 
 import asyncio
+import json
 import signal
 import socket
 import subprocess
@@ -17,8 +18,11 @@ from serving_fakes import FakePolicy, Running, expected, observation, wait_until
 from websockets.sync.client import connect
 
 import innerloop
+from innerloop import arguments
 from innerloop.client import AsyncRemotePolicy, RemoteError, RemotePolicy
+from innerloop.client.__main__ import check
 from innerloop.contract.errors import InnerloopError
+from innerloop.process import from_frame
 from innerloop.serve.access import ServeError, ServeOptions
 from innerloop.serve.server import Server
 
@@ -221,6 +225,23 @@ def test_a_real_checkpoint_is_served_bit_for_bit():
             with pytest.raises(RemoteError, match="state has 3 values"):
                 policy.infer({**seen, "state": np.zeros(3, np.float32)})
         wait_until(lambda: server.server.worker.policy.runtime.sessions == ())
+    local.close()
+
+
+@pytest.mark.parametrize("images", [{"layout": "CHW"}, {"range": "unit"}, {"color": "BGR"}])
+def test_a_robot_may_send_its_frames_as_its_edge_declares_them(tmp_path, images):
+    (tmp_path / "edge.json").write_text(json.dumps({"images": images}))
+    edge = arguments.edge(None, None, tmp_path / "edge.json")
+    local, said = innerloop.load(TINY, device="cpu"), []
+    random = np.random.default_rng(0)
+    frames = {name: random.integers(0, 256, (56, 48, 3), np.uint8) for name in local.cameras}
+    seen = {"images": frames, "state": np.zeros(8, np.float32), "prompt": "push"}
+    sent = {**seen, "images": {name: from_frame(frame, edge.images) for name, frame in frames.items()}}
+    with Running(lambda: innerloop.load(TINY, device="cpu", edge=arguments.behind_a_server(edge))) as server:
+        with RemotePolicy(server.ready() and server.url) as policy:
+            answer = policy.infer(sent, seed=1).actions
+        assert check(server.url, None, 5.0, said.append), said
+    np.testing.assert_array_equal(answer, local.infer(seen, seed=1).actions)
     local.close()
 
 

@@ -131,6 +131,9 @@ def test_an_error_is_told_and_the_connection_goes_on(connect):
         ):
             with pytest.raises(RuntimeError, match=f'"error": "{code}"'):
                 client.infer(flat(observation(1, prompt=prompt)))
+        silent = {key: value for key, value in flat(observation(1)).items() if key != "prompt"}
+        with pytest.raises(RuntimeError, match="has no 'prompt'; send the task"):
+            client.infer(silent)
         broken = observation(1)
         broken["state"][3] = np.nan
         with pytest.raises(RuntimeError, match="'state' holds NaN or infinity at index 3"):

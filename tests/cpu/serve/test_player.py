@@ -81,6 +81,29 @@ def test_a_late_chunk_of_the_last_episode_is_dropped_by_the_player(play):
     assert player.step({"base": 0})[0] == 0.0
 
 
+@pytest.mark.parametrize("when", ["before the reset", "after it"])
+def test_an_error_of_the_last_episode_ends_with_it(play, when):
+    gate = threading.Event()
+
+    def infer(seen):
+        if seen["base"]:
+            gate.wait(5)
+            raise ConnectionError("stale: the episode of this request has ended")
+        return SimpleNamespace(actions=ramp(0))
+
+    player = play(infer, rate_hz=100)
+    player.step({"base": 1})
+    if when == "before the reset":
+        gate.set()
+        wait_until(lambda: player._error is not None)
+    player.reset()
+    gate.set()
+    wait_until(lambda: not player._busy)
+    player.step({"base": 0})
+    wait_until(lambda: len(player.executor))
+    assert player.step({"base": 0})[0] == 0.0
+
+
 def test_an_error_reaches_the_control_loop(play):
     def infer(_):
         raise ConnectionError("the server is gone")

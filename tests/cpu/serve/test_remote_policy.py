@@ -9,15 +9,23 @@ import time
 
 import numpy as np
 import pytest
-from serving_fakes import FakePolicy, Running, expected, observation
+from serving_fakes import FakePolicy, Running, expected, observation, wait_until
 from websockets.sync.server import serve
 
 from innerloop.client import AsyncRemotePolicy, ConnectionFailed, Previous, RemoteError, RemotePolicy
+from innerloop.client.packing import pack, unpack
 
 
 def test_importing_the_client_brings_in_no_torch():
     code = "import sys, innerloop.client; print(sorted({'torch', 'innerloop.contract'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"
+
+
+@pytest.mark.parametrize("package", ["websockets", "msgpack"])
+def test_a_robot_without_the_packages_is_told_which_extra_has_them(package):
+    code = f"import sys; sys.modules['{package}'] = None; import innerloop.client"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"innerloop.client needs the package {package}: pip install 'innerloop[client]'" in done.stderr
 
 
 def test_it_is_a_policy():
@@ -144,6 +152,70 @@ def test_what_is_no_address_is_said_at_once(url):
 
     with pytest.raises(RemoteError, match=r"is no address; give ws://HOST:PORT"):
         asyncio.run(ask())
+
+
+def test_who_gives_up_on_a_server_leaves_its_place_free():
+    gate = threading.Event()
+
+    def load():
+        gate.wait(20)
+        return FakePolicy()
+
+    async def wait(url):
+        await AsyncRemotePolicy(url, patience=0.3).connect()
+
+    with Running(load) as server:
+        for give_up in (lambda: RemotePolicy(server.url, patience=0.3), lambda: asyncio.run(wait(server.url))):
+            with pytest.raises(ConnectionFailed, match=r"could not be reached within 0\.3 s"):
+                give_up()
+            wait_until(lambda: not server.server._connections)
+        gate.set()
+
+
+def test_closing_ends_a_call_under_way_for_good():
+    async def leave(url):
+        policy = AsyncRemotePolicy(url)
+        await policy.connect()
+        call = asyncio.create_task(policy.infer(observation(1)))
+        await asyncio.sleep(0.05)
+        await policy.close()
+        with pytest.raises(ConnectionFailed, match="this client was closed"):
+            await call
+
+    with Running(FakePolicy(delay=0.5, check=False)) as server:
+        policy = RemotePolicy(server.ready() and server.url)
+        threading.Timer(0.05, policy.close).start()
+        with pytest.raises(ConnectionFailed, match="this client was closed"):
+            policy.infer(observation(1))
+        asyncio.run(leave(server.url))
+        wait_until(lambda: not server.server._connections)
+
+
+def test_a_late_answer_without_an_id_is_not_taken_for_the_next_ones():
+    """As openpi's own server answers: in order, and without saying which request an answer belongs to."""
+
+    def answer(connection):
+        connection.send(pack({}))
+        for message in connection:
+            number = unpack(message)["state"][0]
+            time.sleep(0.4 if number == 1 else 0.0)
+            connection.send(pack({"actions": np.full((2, 2), number, np.float32)}))
+
+    async def ask(url):
+        async with AsyncRemotePolicy(url, patience=0.2) as policy:
+            with pytest.raises(RemoteError, match="timeout"):
+                await policy.infer({"state": [1.0]})
+            return await policy.infer({"state": [2.0]})
+
+    with serve(answer, "127.0.0.1", 0) as other:
+        threading.Thread(target=other.serve_forever).start()
+        url = f"ws://127.0.0.1:{other.socket.getsockname()[1]}"
+        with RemotePolicy(url, patience=0.2) as policy:
+            with pytest.raises(RemoteError, match="timeout"):
+                policy.infer({"state": [1.0]})
+            assert policy.infer({"state": [2.0]}).actions[0, 0] == 2
+        assert asyncio.run(ask(url)).actions[0, 0] == 2
+        other.shutdown()
 
 
 @pytest.mark.parametrize("greeting", [b"\xc1", b"\x05"])

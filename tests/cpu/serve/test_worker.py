@@ -336,7 +336,7 @@ def test_a_policy_that_cannot_be_loaded_is_reported_to_who_waits():
     )
 
 
-def test_a_previous_chunk_reaches_the_policy_and_keeps_its_request_out_of_batches(asking):
+def test_a_previous_chunk_reaches_the_policy_in_a_batch_too(asking):
     class Continuing(BatchingPolicy):
         def infer(self, observation, *, previous=None, **options):
             self.given.append(previous)
@@ -353,7 +353,7 @@ def test_a_previous_chunk_reaches_the_policy_and_keeps_its_request_out_of_batche
     one.ask(2, "c")
     assert one.wait(3) == {0: "ok", 1: "ok", 2: "ok"}
     assert policy.given == [None, previous, None]
-    assert policy.sizes == []
+    assert policy.sizes == [2]
 
 
 def test_eight_robots_in_closed_loops_get_three_times_the_throughput_of_one(asking):

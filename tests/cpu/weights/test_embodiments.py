@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from innerloop.contract import CheckpointError
+from innerloop.process.chat import framing
 from innerloop.weights import ProcessorStep, open_checkpoint
 from innerloop.weights.embodiments import embodiment
 from recipes.tiny import groot
@@ -68,6 +69,49 @@ def test_statistics_that_are_not_finite_are_named(directory: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=r"libero_sim state\.x: q99 is not finite"):
         open_checkpoint(directory, assets=groot.LIBERO)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "libero_sim is 'None', not statistics by name"),
+        ({"state": [1.0]}, "libero_sim state is .* not statistics by name"),
+        ({"state": {"x": 3}}, r"libero_sim state\.x is '3', not statistics by name"),
+        ({"state": {"x": {"min": ["low"]}}}, r"libero_sim state\.x: min is not numbers"),
+    ],
+)
+def test_statistics_that_are_none_are_named(directory: Path, value: Any, message: str) -> None:
+    path = directory / "statistics.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), groot.LIBERO: value}))
+    with pytest.raises(CheckpointError, match=f"statistics.json {message}"):
+        open_checkpoint(directory, assets=groot.LIBERO)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "'modality_configs' of 'libero_sim' is 'None'"),
+        ({"video": ["image"]}, r"'video' of 'libero_sim' is"),
+        ({"video": {"modality_keys": "image"}}, "video.modality_keys of 'libero_sim' is 'image', not a list of str"),
+        ({"state": {"delta_indices": 3}}, "state.delta_indices of 'libero_sim' is '3', not a list of int"),
+        ({"action": {"action_configs": ["ABSOLUTE"]}}, "action.action_configs .* not a list of dict"),
+    ],
+)
+def test_modalities_that_are_none_are_named(directory: Path, value: Any, message: str) -> None:
+    path = directory / "processor_config.json"
+    content = json.loads(path.read_text())
+    content["processor_kwargs"]["modality_configs"][groot.LIBERO] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=f"the processor's {message}"):
+        embodiment(open_checkpoint(directory, assets=groot.LIBERO))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"image_target_size": 256}, {"image_target_size": [0, 4]}, {"crop_fraction": "x"}]
+)
+def test_picture_sizes_that_are_none_are_named(settings: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match=r"image_target_size is .*: sizes are \[height, width\]"):
+        framing({"image_target_size": [256, 256], "image_crop_size": [230, 230], **settings})
 
 
 def test_other_lerobot_processors_are_refused() -> None:

@@ -5,6 +5,7 @@ import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -131,6 +132,23 @@ def test_bytes_after_the_last_tensor(tmp_path: Path) -> None:
 )
 def test_header_that_contradicts_itself(tmp_path: Path, entry: dict[str, object], message: str) -> None:
     raw(tmp_path / "model.safetensors", {"a": entry}, bytes(12))
+    with pytest.raises(CheckpointError, match=message):
+        open_weight_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ([], "header is not an object"),
+        ({"a": 3}, "damaged at tensor 'a'"),
+        ({"a": {"dtype": "F32", "shape": [1]}}, "damaged at tensor 'a'"),
+        ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, "damaged at tensor 'a'"),
+        ({"a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}, "damaged at tensor 'a'"),
+        ({"a": {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]}}, "cannot be read"),
+    ],
+)
+def test_header_that_is_none(tmp_path: Path, header: Any, message: str) -> None:
+    raw(tmp_path / "model.safetensors", header, bytes(4))
     with pytest.raises(CheckpointError, match=message):
         open_weight_files(tmp_path)
 

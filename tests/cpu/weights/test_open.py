@@ -176,6 +176,8 @@ def test_path_that_is_not_a_directory(openpi: Path, tmp_path: Path) -> None:
         open_checkpoint(openpi / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"there is no directory .*: download the checkpoint first"):
         open_checkpoint(tmp_path / "owner" / "name")
+    with pytest.raises(CheckpointError, match=r"there is no directory owner/name: .*hf download owner/name"):
+        open_checkpoint("owner/name")
 
 
 def test_weights_one_directory_below(lerobot: Path, tmp_path: Path) -> None:
@@ -186,6 +188,35 @@ def test_weights_one_directory_below(lerobot: Path, tmp_path: Path) -> None:
     lerobot.rename(run / "pretrained_model")
     with pytest.raises(CheckpointError, match=f"holds no weights .*pass {run / 'pretrained_model'} instead"):
         open_checkpoint(run)
+
+
+def test_weights_several_directories_below(lerobot: Path, tmp_path: Path) -> None:
+    cache, run = tmp_path / "models--lab--policy", tmp_path / "run"
+    snapshot = Path(shutil.copytree(lerobot, cache / "snapshots" / "0a1b"))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0a1b")
+    trained = Path(shutil.copytree(lerobot, run / "checkpoints" / "005000" / "pretrained_model"))
+    (run / "checkpoints" / "last").symlink_to("005000")
+    for above, place in ((cache, snapshot), (run, run / "checkpoints" / "last" / trained.name)):
+        with pytest.raises(CheckpointError, match=f"holds no weights .*pass {place} instead"):
+            open_checkpoint(above)
+    (cache / "last").symlink_to(".")  # a way that leads nowhere ends
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        open_checkpoint(cache)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_links_of_a_cache_that_was_emptied(lerobot: Path, name: str) -> None:
+    (lerobot / name).unlink(missing_ok=True)
+    (lerobot / name).symlink_to("../../blobs/0a1b")
+    with pytest.raises(CheckpointError, match=f"links to files that are not there: {name}; .*download it again"):
+        open_checkpoint(lerobot)
+
+
+def test_lerobot_directory_without_its_config(lerobot: Path) -> None:
+    (lerobot / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no config\.json, which says what these weights are: copy it there"):
+        open_checkpoint(lerobot)
 
 
 def test_training_directory_with_steps(openpi: Path, tmp_path: Path) -> None:
