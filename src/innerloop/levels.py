@@ -20,7 +20,7 @@ from innerloop.kernels import embedding, use_kernels
 from innerloop.process.qwen3vl import ChatTokenizer, Encoder, ImageRules, Slots, image_rules
 from innerloop.runtime.windows import Value
 from innerloop.weights import Account, NameTable, load_weights, open_checkpoint
-from innerloop.weights.source import read_object
+from innerloop.weights.fields import Fields
 
 END = "<|im_end|>"
 
@@ -164,7 +164,7 @@ def load_level(path: str | Path, *, device: str | None = None, precision: str | 
     if checkpoint.tokenizer is None or checkpoint.tokenizer.suffix != ".json":
         raise CheckpointError(f"{directory} has no tokenizer.json: copy it from the published checkpoint")
     tokenizer = ChatTokenizer.open(checkpoint.tokenizer)
-    language, vision = _sizes(config)
+    language, vision = _sizes(Fields(directory / "config.json", config))
     with torch.device("meta"):
         model = LevelModel(language, vision).to(placement.dtype)
     model = model.to_empty(device=placement.device).requires_grad_(False)
@@ -174,9 +174,9 @@ def load_level(path: str | Path, *, device: str | None = None, precision: str | 
     return Level(model, placement, tokenizer, rules, _ends(directory, tokenizer), account)
 
 
-def _sizes(config: dict[str, object]) -> tuple[Qwen3Sizes, Qwen3VisionSizes | None]:
-    if config["model_type"] == "qwen3":
-        return qwen3_vl.read_language(config, bool(config.get("tie_word_embeddings", False))), None
+def _sizes(config: Fields) -> tuple[Qwen3Sizes, Qwen3VisionSizes | None]:
+    if config.text("model_type") == "qwen3":
+        return qwen3_vl.read_language(config, config.flag("tie_word_embeddings", False)), None
     both = qwen3_vl.read_sizes(config)
     return both.language, both.vision
 
@@ -192,10 +192,10 @@ def _names(language: Qwen3Sizes, vision: Qwen3VisionSizes | None) -> NameTable:
 
 def _ends(directory: Path, tokenizer: ChatTokenizer) -> frozenset[int]:
     stated = directory / "generation_config.json"
-    value = read_object(stated).get("eos_token_id") if stated.is_file() else None
-    if value is None:
-        return frozenset(tokenizer.ids(END))
-    return frozenset(value if isinstance(value, list) else [value])
+    settings = Fields.read(stated) if stated.is_file() else Fields(stated, {})
+    if isinstance(settings.values.get("eos_token_id"), int):
+        return frozenset([settings.count("eos_token_id")])
+    return frozenset(settings.counts("eos_token_id", default=tokenizer.ids(END)))
 
 
 def _allocate(buffers: Sequence[Buffer], device: torch.device) -> dict[str, torch.Tensor]:

@@ -245,5 +245,7 @@ def test_both_sides_run_the_weights_that_lerobot_drew(monkeypatch):
 def groot_config(stated):
     from innerloop.blocks import qwen3_vl
     from innerloop.policies.groot import config
+    from innerloop.weights.fields import Fields
 
-    return config._sized(stated, qwen3_vl.read_sizes(stated["innerloop_architecture"]))
+    fields = Fields("config.json", stated)
+    return config._sized(fields, qwen3_vl.read_sizes(fields.section("innerloop_architecture")))

@@ -9,6 +9,7 @@ import torch
 from innerloop.blocks import sizes
 from innerloop.blocks.prefix import PrefixLayout
 from innerloop.contract import CheckpointError
+from innerloop.weights.fields import Fields
 
 OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")  # openpi models/model.py IMAGE_KEYS
 IMAGES = "observation.images."
@@ -18,6 +19,7 @@ _OPENPI = {  # openpi models/pi0_config.py, models/model.py IMAGE_RESOLUTION: wh
     "action_dim": 32,
     "image_resolution": (224, 224),
 }
+_OWN = "innerloop_architecture"
 
 
 @dataclass(frozen=True)
@@ -72,21 +74,22 @@ def _spoken(variant: str) -> sizes.DecoderSizes:
 
 def read_lerobot(config: Mapping[str, Any]) -> FlowConfig:
     """FlowConfig from a LeRobot config.json of type pi0 or pi05."""
-    vision, language, expert = _architecture(config)
+    fields = Fields("config.json", config)
+    vision, language, expert = _architecture(fields)
     for kind in ("input_features", "output_features"):
-        _check_features(config, kind)
+        _check_features(fields, kind)
     return FlowConfig(
-        family=str(_field(config, "type")),
+        family=fields.text("type"),
         vision=vision,
         language=language,
         expert=expert,
-        cameras=_cameras(config),
-        chunk=_positive(config, "chunk_size"),
-        steps=_positive(config, "num_inference_steps"),
-        max_state_dim=_positive(config, "max_state_dim"),
-        max_action_dim=_positive(config, "max_action_dim"),
-        prompt_capacity=_positive(config, "tokenizer_max_length"),
-        periods=(_period(config, "min_period", 4e-3), _period(config, "max_period", 4.0)),
+        cameras=_cameras(fields),
+        chunk=fields.size("chunk_size"),
+        steps=fields.size("num_inference_steps"),
+        max_state_dim=fields.size("max_state_dim"),
+        max_action_dim=fields.size("max_action_dim"),
+        prompt_capacity=fields.size("tokenizer_max_length"),
+        periods=(fields.number("min_period", 4e-3), fields.number("max_period", 4.0)),
         rotary_dtype=torch.bfloat16 if config.get("dtype") == "bfloat16" else torch.float32,
     )
 
@@ -101,47 +104,39 @@ def read_openpi(config: Mapping[str, Any], family: str, horizon: int | None) -> 
         )
     if horizon is not None and chunk != horizon:
         raise CheckpointError(f"horizon={horizon} was given but config.json says action_horizon={chunk}")
-    full = {**_OPENPI, "action_horizon": chunk, "max_token_len": 200 if family == "pi05" else 48, **config}
+    usual = {**_OPENPI, "action_horizon": chunk, "max_token_len": 200 if family == "pi05" else 48}
+    full = Fields("config.json", {**usual, **config})
     vision, language, expert = _architecture(full)
-    dims = _positive(full, "action_dim")
+    dims = full.size("action_dim")
     return FlowConfig(
         family=family,
         vision=vision,
         language=language,
         expert=expert,
         cameras=OPENPI_CAMERAS,
-        chunk=_positive(full, "action_horizon"),
+        chunk=full.size("action_horizon"),
         steps=10,  # openpi Pi0.sample_actions num_steps default
         max_state_dim=dims,
         max_action_dim=dims,
-        prompt_capacity=_positive(full, "max_token_len"),
+        prompt_capacity=full.size("max_token_len"),
     )
 
 
-def _architecture(config: Mapping[str, Any]) -> tuple[sizes.VisionSizes, sizes.DecoderSizes, sizes.DecoderSizes]:
-    resolution = _field(config, "image_resolution")
-    square = isinstance(resolution, list | tuple) and len(resolution) == 2 and resolution[0] == resolution[1]
-    if not square or not isinstance(resolution[0], int) or resolution[0] <= 0:
-        raise CheckpointError(f"config.json image_resolution is {resolution}; SigLIP needs square images, [224, 224]")
-    image_size = resolution[0]
-    own = config.get("innerloop_architecture")
-    if own is None:
+def _architecture(config: Fields) -> tuple[sizes.VisionSizes, sizes.DecoderSizes, sizes.DecoderSizes]:
+    image_size, other = config.counts("image_resolution", 2)
+    if image_size != other or not image_size:
+        raise config.wrong("image_resolution", "square for SigLIP, as [224, 224]")
+    if config.values.get(_OWN) is None:
         vision = sizes.VisionSizes(**sizes.SO400M, image_size=image_size)
-        language = _spoken(_field(config, "paligemma_variant"))
-        return vision, language, sizes.published(_field(config, "action_expert_variant"))
-    if not isinstance(own, Mapping) or set(own) != {"vision", "language", "expert"}:
-        found = sorted(own) if isinstance(own, Mapping) else own
-        raise CheckpointError(
-            f"config.json innerloop_architecture has sections {found}; expected vision, language and expert"
-        )
-    for part, section in own.items():
-        if not isinstance(section, Mapping):
-            raise CheckpointError(f"config.json innerloop_architecture.{part} is {section!r}; it is an object of sizes")
-    vision = sizes.from_mapping(
-        sizes.VisionSizes, {**own["vision"], "image_size": image_size}, "innerloop_architecture.vision"
-    )
-    language = sizes.from_mapping(sizes.DecoderSizes, own["language"], "innerloop_architecture.language")
-    expert = sizes.from_mapping(sizes.DecoderSizes, own["expert"], "innerloop_architecture.expert")
+        language = _spoken(config.text("paligemma_variant"))
+        return vision, language, sizes.published(config.text("action_expert_variant"))
+    own = config.section(_OWN)
+    parts = {name: own.section(name, required=True).values for name in ("vision", "language", "expert")}
+    if set(own.values) != set(parts):
+        raise CheckpointError(f"config.json {_OWN} has sections {sorted(own.values)}; expected {', '.join(parts)}")
+    vision = sizes.from_mapping(sizes.VisionSizes, {**parts["vision"], "image_size": image_size}, f"{_OWN}.vision")
+    language = sizes.from_mapping(sizes.DecoderSizes, parts["language"], f"{_OWN}.language")
+    expert = sizes.from_mapping(sizes.DecoderSizes, parts["expert"], f"{_OWN}.expert")
     _check_towers(vision, language, expert)
     return vision, language, expert
 
@@ -161,47 +156,18 @@ def _check_towers(vision: sizes.VisionSizes, language: sizes.DecoderSizes, exper
         raise CheckpointError("innerloop_architecture.language: vocab_size is missing")
 
 
-def _cameras(config: Mapping[str, Any]) -> tuple[str, ...]:
-    features = _field(config, "input_features")
+def _cameras(config: Fields) -> tuple[str, ...]:
+    features = config.section("input_features").values
     named = [k for k, f in features.items() if f.get("type") == "VISUAL"]
-    empty = config.get("empty_cameras", 0)
-    if not isinstance(empty, int) or empty < 0:
-        raise CheckpointError(f"config.json empty_cameras is {empty!r}; it counts camera slots")
-    named += [k for i in range(empty) if (k := f"{IMAGES}empty_camera_{i}") not in features]
+    named += [k for i in range(config.count("empty_cameras", 0)) if (k := f"{IMAGES}empty_camera_{i}") not in features]
     if not named:
         raise CheckpointError("config.json input_features names no camera (an entry of type VISUAL)")
     return tuple(name.removeprefix(IMAGES) for name in named)
 
 
-def _check_features(config: Mapping[str, Any], kind: str) -> None:
-    features = {} if config.get(kind) is None else config[kind]
-    if not isinstance(features, Mapping):
-        raise CheckpointError(f"config.json {kind} is {features!r}; it is an object {{name: {{type, shape}}}}")
-    for name, feature in features.items():
-        shape = feature.get("shape") if isinstance(feature, Mapping) else None
-        if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
-            raise CheckpointError(
-                f"config.json {kind}: '{name}' has the shape {shape!r}; it is a list of whole numbers"
-            )
-
-
-def _period(config: Mapping[str, Any], name: str, default: float) -> float:
-    value = config.get(name, default)
-    if not isinstance(value, float | int) or value <= 0:
-        raise CheckpointError(f"config.json {name} is {value!r}; it must be a positive number")
-    return float(value)
-
-
-def _field(config: Mapping[str, Any], name: str) -> Any:
-    if config.get(name) is None:
-        raise CheckpointError(
-            f"config.json has no '{name}'; a LeRobot {config.get('type', 'policy')} checkpoint states it"
-        )
-    return config[name]
-
-
-def _positive(config: Mapping[str, Any], name: str) -> int:
-    value = _field(config, name)
-    if not isinstance(value, int) or value <= 0:
-        raise CheckpointError(f"config.json {name} is {value!r}; it must be a positive whole number")
-    return value
+def _check_features(config: Fields, kind: str) -> None:
+    features = config.section(kind)
+    for name in features.values:
+        feature = features.section(name, required=True)
+        if not all(feature.counts("shape")) or not feature.values["shape"]:
+            raise feature.wrong("shape", "a list of positive whole numbers")

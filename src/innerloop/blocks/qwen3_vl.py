@@ -12,10 +12,10 @@ from torch import nn
 from innerloop.blocks import qwen3_names
 from innerloop.blocks.qwen3 import Qwen3, Qwen3Sizes, Reading, rotary
 from innerloop.blocks.qwen3_vision import Grid, Qwen3Vision, Qwen3VisionSizes
-from innerloop.blocks.sizes import positive
 from innerloop.contract import Buffer, CheckpointError, Role, Stage
 from innerloop.kernels import embedding
 from innerloop.process.qwen3vl import Slots
+from innerloop.weights.fields import Fields
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -57,53 +57,59 @@ def names(sizes: Qwen3VLSizes, theirs: str, ours: str) -> qwen3_names.Names:
     return found | qwen3_names.language(sizes.language, f"{theirs}language_model.", f"{ours}language.")
 
 
-def read_language(text: Mapping[str, Any], tied: bool) -> Qwen3Sizes:
+def read_language(text: Fields, tied: bool) -> Qwen3Sizes:
     """Sizes from a text_config, or from the config.json of a Qwen3 without vision."""
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope = text.section("rope_parameters" if text.values.get("rope_parameters") else "rope_scaling")
+    kind = rope.text("rope_type", rope.text("type", "default"))
     if kind not in ("default", "mrope"):
-        raise CheckpointError(f"config.json asks for rope_type '{kind}'; only the default rotary embedding is known")
-    heads, half = positive(text, "num_attention_heads"), int(text.get("head_dim") or 128) // 2
+        raise CheckpointError(
+            f"{text.file} asks for rope_type '{kind}'; only the default rotary embedding is known to this engine"
+        )
+    heads, half = text.size("num_attention_heads"), text.size("head_dim", 128) // 2
+    time, height, width = rope.counts("mrope_section", 3, (half, 0, 0))
     return Qwen3Sizes(
-        width=positive(text, "hidden_size"),
-        depth=positive(text, "num_hidden_layers"),
-        mlp_dim=positive(text, "intermediate_size"),
+        width=text.size("hidden_size"),
+        depth=text.size("num_hidden_layers"),
+        mlp_dim=text.size("intermediate_size"),
         heads=heads,
-        kv_heads=int(text.get("num_key_value_heads") or heads),
+        kv_heads=text.size("num_key_value_heads", heads),
         head_dim=2 * half,
-        vocab_size=positive(text, "vocab_size"),
-        rope_theta=float(rope.get("rope_theta") or text.get("rope_theta") or 1e6),
-        sections=_sections(rope.get("mrope_section") or (half, 0, 0)),
-        eps=float(text.get("rms_norm_eps", 1e-6)),
+        vocab_size=text.size("vocab_size"),
+        rope_theta=rope.number("rope_theta", text.number("rope_theta", 1e6)),
+        sections=(time, height, width),
+        eps=text.number("rms_norm_eps", 1e-6),
         tied=tied,
     )
 
 
-def read_vision(vision: Mapping[str, Any]) -> Qwen3VisionSizes:
+def read_vision(vision: Fields) -> Qwen3VisionSizes:
     """Sizes from a vision_config."""
-    patch, places = positive(vision, "patch_size"), positive(vision, "num_position_embeddings")
+    patch, places, layers = (vision.size(name) for name in ("patch_size", "num_position_embeddings", "depth"))
+    width, heads = vision.size("hidden_size"), vision.size("num_heads")
+    if width % (4 * heads):
+        raise vision.wrong("num_heads", f"such that each has a multiple of 4 of the {width} dimensions")
+    deepstack = vision.counts("deepstack_visual_indexes", default=())
+    if len({*deepstack}) < len(deepstack) or max(deepstack, default=0) >= layers:
+        raise vision.wrong("deepstack_visual_indexes", f"different layers of {layers}, the first one 0")
     return Qwen3VisionSizes(
-        hidden_size=positive(vision, "hidden_size"),
-        intermediate_size=positive(vision, "intermediate_size"),
-        layers=positive(vision, "depth"),
-        heads=positive(vision, "num_heads"),
+        hidden_size=width,
+        intermediate_size=vision.size("intermediate_size"),
+        layers=layers,
+        heads=heads,
         patch_size=patch,
         image_size=round(places**0.5) * patch,
-        out=positive(vision, "out_hidden_size"),
-        merge=positive(vision, "spatial_merge_size"),
-        temporal=positive(vision, "temporal_patch_size"),
-        deepstack=tuple(int(i) for i in vision.get("deepstack_visual_indexes", ())),
+        out=vision.size("out_hidden_size"),
+        merge=vision.size("spatial_merge_size"),
+        temporal=vision.size("temporal_patch_size"),
+        deepstack=deepstack,
     )
 
 
-def read_sizes(config: Mapping[str, Any]) -> Qwen3VLSizes:
+def read_sizes(config: Fields) -> Qwen3VLSizes:
     """Sizes from the config.json of a Qwen3-VL."""
-    for section in ("text_config", "vision_config"):
-        if not isinstance(config.get(section), Mapping):
-            raise CheckpointError(f"config.json has no '{section}': it is not a Qwen3-VL's")
-    text = config["text_config"]
-    tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
-    return Qwen3VLSizes(read_vision(config["vision_config"]), read_language(text, tied))
+    text, vision = (config.section(name, required=True) for name in ("text_config", "vision_config"))
+    tied = text.flag("tie_word_embeddings", config.flag("tie_word_embeddings", False))
+    return Qwen3VLSizes(read_vision(vision), read_language(text, tied))
 
 
 def buffers(sizes: Qwen3VLSizes, slots: Slots, batch: int, dtype: torch.dtype) -> list[Buffer]:
@@ -211,9 +217,3 @@ def sample(sizes: Qwen3VLSizes, slots: Slots, batch: int, length: int) -> dict[s
         "visual_rows": rows,
         "prompt_length": np.full((batch, 1), length, np.int32),
     }
-
-
-def _sections(values: Any) -> tuple[int, int, int]:
-    if len(values) != 3:
-        raise CheckpointError(f"config.json mrope_section is {list(values)}; it must name time, height and width")
-    return (int(values[0]), int(values[1]), int(values[2]))

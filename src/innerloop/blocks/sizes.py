@@ -75,11 +75,3 @@ def from_mapping(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
     if bad:
         raise CheckpointError(f"config.json {where}: sizes must be positive whole numbers, got {bad}")
     return kind(**values)
-
-
-def positive(stated: Mapping[str, Any], name: str) -> int:
-    """A size of a config.json. Raises CheckpointError where it is missing or no positive whole number."""
-    value = stated.get(name)
-    if not isinstance(value, int) or value <= 0:
-        raise CheckpointError(f"config.json {name} is {value!r}; it must be a positive whole number")
-    return value

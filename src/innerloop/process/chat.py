@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from innerloop.contract import CheckpointError, ObservationError
+from innerloop.contract import ObservationError
 from innerloop.process.cameras import Cameras
 from innerloop.process.crop import Framing
 from innerloop.process.image import ImageSpec, to_frame
 from innerloop.process.pipeline import Draft, Step
 from innerloop.process.qwen3vl import Cut, Encoder
 from innerloop.runtime.threads import side_by_side
+from innerloop.weights.fields import Fields
 
 DEFAULT_TASK = "Perform the task."  # LeRobot 0.6.1 groot/utils.py, where there is no instruction
 ALONE = 1 << 18  # bytes; a frame of so many is ready about as soon as another thread has woken up
@@ -27,20 +28,14 @@ def framing(settings: Mapping[str, Any]) -> Framing:
     """
     named = settings.get("image_target_size") is not None
     usual: Mapping[str, Any] = {"image_target_size": (256, 256), "image_crop_size": (230, 230)}
-    known = settings if named else usual
-    size, crop, fraction = known["image_target_size"], known.get("image_crop_size"), known.get("crop_fraction")
-    edge = known.get("shortest_image_edge")
+    known = Fields("the processor's settings", settings if named else usual)
+    tall, wide = known.counts("image_target_size", 2)
+    if not tall or not wide:
+        raise known.wrong("image_target_size", "a height and a width of at least one pixel")
+    crop, _ = known.counts("image_crop_size", 2, (tall, wide))
+    fraction, edge = known.number("crop_fraction", crop / tall), known.size("shortest_image_edge", tall)
     area, letterbox = bool(settings.get("use_albumentations")), bool(settings.get("letter_box_transform"))
-    try:
-        tall, wide = (int(side) for side in size)
-        if fraction is None:
-            fraction = crop[0] / tall if crop else 1.0
-        return Framing((tall, wide), int(edge or tall), float(fraction), area, letterbox)
-    except (TypeError, ValueError, KeyError, IndexError, ZeroDivisionError) as error:
-        raise CheckpointError(
-            f"the processor's image_target_size is {size!r}, image_crop_size {crop!r}, crop_fraction {fraction!r}, "
-            f"shortest_image_edge {edge!r}: sizes are [height, width], the others one number ({error})"
-        ) from error
+    return Framing((tall, wide), edge, fraction, area, letterbox)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from innerloop.contract import CheckpointError, InnerloopError
 from innerloop.process.text import open_backend
-from innerloop.weights.source import read_object
+from innerloop.weights.fields import Fields
 
 
 class AnswerError(InnerloopError):
@@ -28,14 +28,16 @@ class FastTokenizer:
         for name in ("tokenizer.json", "processor_config.json"):
             if not (directory / name).is_file():
                 raise CheckpointError(f"no {directory / name}: copy it there from the run's FAST tokenizer")
-        settings = read_object(directory / "processor_config.json")
+        settings = Fields.read(directory / "processor_config.json")
         backend = open_backend(directory / "tokenizer.json")
 
         def decode(ids: list[int]) -> str:
             return str(backend.decode(ids, skip_special_tokens=False))
 
-        size = int(settings.get("vocab_size") or backend.get_vocab_size())
-        return cls(decode, size, float(settings.get("scale", 10)), int(settings.get("min_token", 0)))
+        least = settings.values.get("min_token", 0)
+        if type(least) is not int:
+            raise settings.wrong("min_token", "a whole number")
+        return cls(decode, settings.size("vocab_size", backend.get_vocab_size()), settings.number("scale", 10), least)
 
     def actions(self, ids: Sequence[int], chunk: int, width: int) -> np.ndarray:
         """FAST ids -> float32 [chunk, width], normalised. Raises AnswerError where they are not one whole chunk."""

@@ -218,7 +218,7 @@ def actions(found: Embodiment) -> list[Group]:
             made.append(_group(f"action.{key}", _known(found, "action", key), _scale(part, key), _bounds(found)))
             continue
         origin = one.get("state_key") or key
-        if origin not in starts:
+        if not isinstance(origin, str) or origin not in starts:
             raise CheckpointError(f"action '{key}' is relative to the state '{origin}', which the state does not have")
         # Relative actions are bounded by their extremes even where the rest is by quantiles (Isaac-GR00T).
         where, known = f"relative_action.{key}", _known(found, "relative_action", key)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from innerloop.contract import CheckpointError, ObservationError
 from innerloop.process.text import open_backend
-from innerloop.weights.source import read_object
+from innerloop.weights.fields import Fields
 
 MAX_ASPECT = 200  # transformers qwen2_vl smart_resize
 MORE_TOKENS = "the prompt holds more image tokens than there are images; take them out of the text"
@@ -34,22 +34,17 @@ class ImageRules:
     @classmethod
     def read(cls, path: Path) -> "ImageRules":
         """From a preprocessor_config.json. Raises CheckpointError for a normalisation that is not Qwen3-VL's."""
-        content = read_object(path)
-        if any(content.get(name, [0.5] * 3) != [0.5] * 3 for name in ("image_mean", "image_std")):
+        content = Fields.read(path)
+        if any(content.values.get(name, [0.5] * 3) != [0.5] * 3 for name in ("image_mean", "image_std")):
             raise CheckpointError(f"{path}: image_mean and image_std must be 0.5, as every Qwen3-VL has them")
-        size = content.get("size") or {}
-        edges = size if isinstance(size, dict) else {"shortest_edge": size}  # refused below, by name
-        counts = {
-            "patch_size": content.get("patch_size", cls.patch),
-            "merge_size": content.get("merge_size", cls.merge),
-            "temporal_patch_size": content.get("temporal_patch_size", cls.temporal),
-            "min_pixels": content.get("min_pixels") or edges.get("shortest_edge") or cls.min_pixels,
-            "max_pixels": content.get("max_pixels") or edges.get("longest_edge") or cls.max_pixels,
-        }
-        for name, count in counts.items():
-            if type(count) is not int or count < 1:
-                raise CheckpointError(f"{path}: {name} is {count!r}; it is a whole number of pixels or frames")
-        return cls(*counts.values())
+        edges = content.section("size")
+        return cls(
+            patch=content.size("patch_size", cls.patch),
+            merge=content.size("merge_size", cls.merge),
+            temporal=content.size("temporal_patch_size", cls.temporal),
+            min_pixels=content.size("min_pixels", edges.size("shortest_edge", cls.min_pixels)),
+            max_pixels=content.size("max_pixels", edges.size("longest_edge", cls.max_pixels)),
+        )
 
     def fitted(self, height: int, width: int) -> tuple[int, int]:
         """Height and width after the resize: multiples of patch * merge, pixels within limits, aspect roughly kept."""

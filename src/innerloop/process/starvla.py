@@ -54,7 +54,7 @@ ROBOTS = {
 
 def read_robot(run: Mapping[str, Any], tag: str) -> Robot:
     """From the run's own `innerloop` section, else from what is known of its data. Raises CheckpointError."""
-    mix, own = str(data_section(run).get("data_mix") or ""), section(run, "innerloop")
+    mix, own = data_section(run).text("data_mix", ""), section(run, "innerloop").values
     known = ROBOTS.get("libero" if mix.startswith("libero") else tag)
     if known is None and not {"cameras", "action"} <= set(own):
         raise CheckpointError(

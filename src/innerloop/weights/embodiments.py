@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from innerloop.contract.errors import CheckpointError
+from innerloop.weights.fields import Fields
 from innerloop.weights.processors import ProcessorStep, Statistics
 from innerloop.weights.source import read_object
 
@@ -64,7 +65,7 @@ def read_embodiment(
     names = sorted(set(statistics) & set(modalities))
     name = _chosen(directory, names, choice)
     indices = read_object(directory / "embodiment_id.json")
-    if not isinstance(indices.get(name), int):
+    if not _is_row(indices.get(name)):
         raise CheckpointError(
             f"{directory / 'embodiment_id.json'} gives '{name}' no number (it names {', '.join(sorted(indices))}): "
             "with another robot's weights actions would look plausible and be wrong. Add it"
@@ -72,9 +73,9 @@ def read_embodiment(
     settings = {key: value for key, value in kwargs.items() if key != "modality_configs"}
     kept = {"name": name, "index": indices[name], "modality": modalities[name], "settings": settings}
     flat = {
-        f"{modality}.{key}": _arrays(f"{name} {modality}.{key}", values)
-        for modality in _MODALITIES
-        for key, values in _named(f"{name} {modality}", _named(name, statistics[name]).get(modality) or {}).items()
+        f"{modality}.{key}": arrays
+        for modality, keys in _statistics(f"statistics.json {name}", statistics[name]).items()
+        for key, arrays in keys.items()
     }
     return flat, (ProcessorStep(STEP, kept),), name
 
@@ -90,7 +91,7 @@ def embodiment(checkpoint: Opened) -> Embodiment:
         return _checked(Embodiment(statistics=nested, **steps[STEP].config))
     if _PACK not in steps or _ENCODE not in steps:
         raise CheckpointError("policy_preprocessor.json has no GR00T N1.7 steps: save the policy with LeRobot 0.6")
-    features = checkpoint.config.get("input_features") or {}
+    features = Fields("config.json", checkpoint.config).section("input_features").values
     cameras = sorted(name.removeprefix(_CAMERA) for name in features if name.startswith(_CAMERA))
     return replace(_checked(_saved(steps)), cameras=tuple(cameras))  # LeRobot feeds them in alphabetical order
 
@@ -113,14 +114,14 @@ def _checked(found: Embodiment) -> Embodiment:
 
 def _saved(steps: Mapping[str, ProcessorStep]) -> Embodiment:
     """LeRobot keeps the same facts in the settings of its own steps."""
-    pack, name = steps[_PACK].config, str(steps[_PACK].config.get("embodiment_tag"))
-    index = (pack.get("embodiment_mapping") or {}).get(name)
-    if not isinstance(index, int):
-        raise CheckpointError(f"policy_preprocessor.json: embodiment_mapping gives '{name}' no number; correct it")
+    pack = Fields(f"policy_preprocessor.json {_PACK}", steps[_PACK].config)
+    name = pack.text("embodiment_tag")
+    index = pack.section("embodiment_mapping").count(name)
     decode = steps[_DECODE] if _DECODE in steps else steps.get(_UNPACK, ProcessorStep(_UNPACK))
-    settings = {**steps[_ENCODE].config, **decode.config, **pack}
-    if pack.get("raw_stats") and pack.get("modality_config"):
-        return Embodiment(name, index, pack["modality_config"], pack["raw_stats"], settings)
+    settings = {**steps[_ENCODE].config, **decode.config, **pack.values}
+    modality, raw = pack.section("modality_config").values, pack.section("raw_stats")
+    if modality and raw.values:
+        return Embodiment(name, index, modality, _statistics(f"{raw.file} raw_stats", raw.values), settings)
     flat: dict[str, dict[str, Any]] = {}
     for entry, values in steps[_PACK].state.items():
         feature, _, statistic = entry.rpartition(".")
@@ -130,10 +131,10 @@ def _saved(steps: Mapping[str, ProcessorStep]) -> Embodiment:
         raise CheckpointError(
             f"the processors hold statistics of {sorted(flat) or 'nothing'}; state and action are needed"
         )
-    horizon = {"delta_indices": list(range(int(pack["valid_action_horizon"])))}
+    horizon = {"delta_indices": list(range(pack.size("valid_action_horizon")))}
     video = {
-        "modality_keys": pack.get("video_modality_keys"),
-        "delta_indices": [0] * int(pack.get("video_horizon") or 1),
+        "modality_keys": pack.values.get("video_modality_keys"),
+        "delta_indices": [0] * pack.size("video_horizon", 1),
     }
     modality = {"state": keys["state"], "action": {**keys["action"], **horizon}, "video": video}
     statistics = {kind: {kind: flat[kind]} for kind in keys}
@@ -153,24 +154,38 @@ def _chosen(directory: Path, names: list[str], choice: str | None) -> str:
     return choice or names[0]
 
 
+def _is_row(found: object) -> bool:
+    return type(found) is int and found >= 0
+
+
+def _statistics(where: str, stored: Any) -> dict[str, dict[str, dict[str, np.ndarray]]]:
+    """Modality -> key -> statistic -> values."""
+    found = {modality: _named(where, stored).get(modality) or {} for modality in _MODALITIES}
+    return {
+        modality: {
+            key: _arrays(f"{where} {modality}.{key}", values)
+            for key, values in _named(f"{where} {modality}", keys).items()
+        }
+        for modality, keys in found.items()
+    }
+
+
 def _named(where: str, values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
-        raise CheckpointError(
-            f"statistics.json {where} is {str(values)[:60]!r}, not statistics by name: export it again"
-        )
+        raise CheckpointError(f"{where} is {str(values)[:60]!r}, not statistics by name: export it again")
     return values
 
 
 def _arrays(where: str, values: Any) -> dict[str, np.ndarray]:
     found = {}
     for name, value in _named(where, values).items():
+        if value is None:
+            continue  # what is needed and absent is named where it is used
         try:
             array = np.asarray(value, np.float64)
         except (TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"statistics.json {where}: {name} is not numbers ({error}); compute it again"
-            ) from error
+            raise CheckpointError(f"{where}: {name} is not numbers ({error}); compute it again") from error
         if not np.isfinite(array).all():
-            raise CheckpointError(f"statistics.json {where}: {name} is not finite; compute it again")
+            raise CheckpointError(f"{where}: {name} is not finite; compute it again")
         found[name] = array
     return found

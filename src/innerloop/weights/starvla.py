@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from innerloop.contract.errors import CheckpointError
+from innerloop.weights.fields import Fields
 from innerloop.weights.files import open_weight_files
 from innerloop.weights.processors import Statistics
 from innerloop.weights.source import TensorSource, open_tensor_file, read_object
@@ -45,26 +46,27 @@ def framework_name(config: Mapping[str, Any]) -> str:
     return _ALIASES.get(name, name)
 
 
-def data_section(config: Mapping[str, Any]) -> dict[str, Any]:
+def data_section(config: Mapping[str, Any]) -> Fields:
     """What config.yaml says of the training data, empty where it says nothing."""
     return section(config, "datasets", "vla_data")
 
 
-def section(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def action_section(config: Mapping[str, Any]) -> Fields:
+    """What config.yaml says of the action head."""
+    return section(config, "framework", "action_model")
+
+
+def section(config: Mapping[str, Any], *names: str) -> Fields:
     """A section of config.yaml, empty where it is not there. Raises CheckpointError for one that is no mapping."""
-    found: Any = config
-    for depth, name in enumerate(names, start=1):
-        found = found.get(name) or {}
-        if not isinstance(found, Mapping):
-            raise CheckpointError(
-                f"config.yaml: '{'.'.join(names[:depth])}' is {found!r}; it is a section of names and values"
-            )
-    return dict(found)
+    found = Fields("config.yaml", config)
+    for name in names:
+        found = found.section(name)
+    return found
 
 
 def base_model(run: Path, config: Mapping[str, Any]) -> tuple[str, Path | None]:
     """The name of the run's vision-language model, and its directory: where config.yaml says, or inside the run."""
-    stated = str(section(config, "framework", "qwenvl").get("base_vlm") or "")
+    stated = section(config, "framework", "qwenvl").text("base_vlm", "")
     name = Path(stated).name
     places = [run / stated, Path(stated), run / name] if stated else []
     return name, next((place for place in places if place != run and place.is_dir()), None)

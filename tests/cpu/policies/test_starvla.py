@@ -254,8 +254,8 @@ def test_a_run_of_unknown_data_says_what_to_add(tmp_path: Path) -> None:
     ("sections", "message"),
     [
         ({"innerloop": {"cameras": "front", "action": "q99", "state": "q99"}}, r"cameras is 'front'; it takes a list"),
-        ({"innerloop": ["front"]}, r"'innerloop' is \['front'\]; it is a section of names and values"),
-        ({"datasets": {"vla_data": "made_up"}}, r"'datasets\.vla_data' is 'made_up'; it is a section"),
+        ({"innerloop": ["front"]}, r"yaml: innerloop is \['front'\]; it must be a section of names"),
+        ({"datasets": {"vla_data": "made_up"}}, r"datasets\.vla_data is 'made_up'; it must be a section"),
     ],
 )
 def test_sections_of_another_kind_are_named(tmp_path: Path, sections: dict[str, Any], message: str) -> None:

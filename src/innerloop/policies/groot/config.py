@@ -9,12 +9,13 @@ from innerloop.blocks.dit import DiTSizes
 from innerloop.blocks.qwen3 import Qwen3Sizes
 from innerloop.blocks.qwen3_vision import Qwen3VisionSizes
 from innerloop.blocks.qwen3_vl import Qwen3VLSizes
-from innerloop.blocks.sizes import VisionSizes, positive
+from innerloop.blocks.sizes import VisionSizes
 from innerloop.contract import CheckpointError
 from innerloop.process.chat import framing
 from innerloop.process.qwen3vl import Slots, image_rules
 from innerloop.weights import Checkpoint
 from innerloop.weights.embodiments import embodiment
+from innerloop.weights.fields import Fields
 
 EXTENSION = "innerloop_architecture"  # the key of config.json for sizes that are not the published ones and not in it
 CHAT_TOKENS = 5  # `<|im_start|>user\n` and `<|im_end|>\n`
@@ -104,11 +105,12 @@ class GrootConfig:
 
 def read(checkpoint: Checkpoint, horizon: int | None) -> GrootConfig:
     """Raises CheckpointError for what is missing, contradicts or is another architecture."""
-    stated, own, found = checkpoint.config, checkpoint.config.get(EXTENSION), embodiment(checkpoint)
+    stated, found = Fields("config.json", checkpoint.config), embodiment(checkpoint)
+    own = None if checkpoint.config.get(EXTENSION) is None else stated.section(EXTENSION)
     whole = qwen3_vl.read_sizes(own) if own else COSMOS_REASON2
     if checkpoint.layout == "lerobot":  # LeRobot keeps the sizes in a base model elsewhere
         config = _sized(own, whole) if own else default(1, 40, 4)
-        config = replace(config, steps=stated.get("num_inference_timesteps") or config.steps)
+        config = replace(config, steps=stated.size("num_inference_timesteps", config.steps))
     else:
         config = _sized(stated, whole)
     video = found.modality.get("video") or {}
@@ -143,19 +145,19 @@ def default(cameras: int, chunk: int, steps: int) -> GrootConfig:
     )
 
 
-def _sized(stated: Mapping[str, Any], whole: Qwen3VLSizes) -> GrootConfig:
-    action, refiner = (_part(stated, name) for name in ("diffusion_model_cfg", "vl_self_attention_cfg"))
-    for part, fixed in zip((stated, action, refiner), FIXED, strict=True):
+def _sized(stated: Fields, whole: Qwen3VLSizes) -> GrootConfig:
+    action, refiner = (stated.section(name, required=True) for name in ("diffusion_model_cfg", "vl_self_attention_cfg"))
+    for part, fixed in zip((stated.values, action.values, refiner.values), FIXED, strict=True):
         wrong = {name: part[name] for name, value in fixed.items() if part.get(name, value) != value}
         if wrong:
             raise CheckpointError(f"config.json says {wrong}, which is another model than the published GR00T N1.7")
-    width, depth = whole.language.width, positive(stated, "select_layer")
-    heads, head_dim, layers, output = (positive(action, name) for name in (*TRANSFORMER, "output_dim"))
+    width, depth = whole.language.width, stated.size("select_layer")
+    heads, head_dim, layers, output = (action.size(name) for name in (*TRANSFORMER, "output_dim"))
     dit = DiTSizes(heads, head_dim, layers, context_width=width, interleave=True, output=output)
-    heads, head_dim, layers = (positive(refiner, name) for name in TRANSFORMER)
+    heads, head_dim, layers = (refiner.size(name) for name in TRANSFORMER)
     for name, found, needed in (
         ("vl_self_attention_cfg's width", heads * head_dim, width),
-        ("input_embedding_dim", positive(stated, "input_embedding_dim"), dit.width),
+        ("input_embedding_dim", stated.size("input_embedding_dim"), dit.width),
         ("select_layer", max(depth, whole.language.depth), whole.language.depth),
     ):
         if found != needed:
@@ -166,12 +168,5 @@ def _sized(stated: Mapping[str, Any], whole: Qwen3VLSizes) -> GrootConfig:
         refiner=VisionSizes(width, 4 * width, layers, heads, patch_size=1, image_size=1),
         dit=dit,
         cameras=(),
-        **{ours: positive(stated, theirs) for ours, theirs in SIZES.items()},
+        **{ours: stated.size(theirs) for ours, theirs in SIZES.items()},
     )
-
-
-def _part(stated: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = stated.get(name)
-    if not isinstance(part, Mapping):
-        raise CheckpointError(f"config.json has no '{name}'; a GR00T N1.7 checkpoint states it")
-    return part

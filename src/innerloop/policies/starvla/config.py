@@ -14,8 +14,8 @@ from innerloop.contract import CheckpointError
 from innerloop.process.qwen3vl import ImageRules, Slots, image_rules
 from innerloop.process.starvla import Robot, read_robot
 from innerloop.weights import Checkpoint
-from innerloop.weights.source import read_object
-from innerloop.weights.starvla import base_model, data_section, framework_name
+from innerloop.weights.fields import Fields
+from innerloop.weights.starvla import action_section, base_model, data_section, framework_name
 
 LAYERWISE = ("QwenPI", "QwenPI_v3")
 FLOW = (*LAYERWISE, "QwenGR00T")
@@ -113,7 +113,7 @@ def read(checkpoint: Checkpoint, horizon: int | None) -> StarVlaConfig:
 def _backbone(checkpoint: Checkpoint) -> tuple[Qwen3VLSizes, ImageRules]:
     name, place = base_model(checkpoint.path, checkpoint.config)
     described = place is not None and (place / "config.json").is_file()
-    sizes = qwen3_vl.read_sizes(read_object(place / "config.json")) if place and described else published(name)
+    sizes = qwen3_vl.read_sizes(Fields.read(place / "config.json")) if place and described else published(name)
     rules = image_rules((checkpoint.path, place), sizes.vision)
     # a vocabulary with action tokens is longer than the published one
     rows = checkpoint.tensors.info("qwen_vl_interface.model.model.language_model.embed_tokens.weight").shape[0]
@@ -123,11 +123,10 @@ def _backbone(checkpoint: Checkpoint) -> tuple[Qwen3VLSizes, ImageRules]:
 def _assemble(
     run: Mapping[str, Any], sizes: Qwen3VLSizes, rules: ImageRules, robot: Robot, horizon: int | None
 ) -> StarVlaConfig:
-    name, data, action = framework_name(run), data_section(run), dict(run["framework"].get("action_model") or {})
-    chunk, size = _chunk(action, horizon), data.get("obs_image_size")
+    name, data, action = framework_name(run), data_section(run), action_section(run)
+    chunk, resized = _chunk(action, horizon), _resized(name, data)
     dit = _dit(name, action, sizes.language)
-    state, taken = int(action.get("state_dim") or 0), str(data.get("include_state", False)) != "False"
-    resized = (int(size[0]), int(size[1])) if size and name != "QwenFast" else None  # starVLA's QwenFast does not
+    state, taken = action.count("state_dim", 0), str(data.values.get("include_state", False)) != "False"
     patches = LARGEST_IMAGE if resized is None else math.prod(rules.grid(resized[1], resized[0]))
     room = TEXT_ROOM + (chunk if name == "QwenOFT" else 0)
     slots = Slots.of(len(robot.cameras), patches, rules.merge, room)
@@ -137,19 +136,29 @@ def _assemble(
         rules=rules,
         slots=replace(slots, tokens=-(-slots.tokens // STEP) * STEP),
         image_size=resized,
-        template=data.get("CoT_prompt"),
+        template=None if data.values.get("CoT_prompt") is None else data.text("CoT_prompt"),
         chunk=chunk,
-        steps=int(action.get("num_inference_timesteps") or 4) if name in FLOW else 1,
-        max_action_dim=int(action.get("action_dim") or 7),
+        steps=action.size("num_inference_timesteps", 4) if name in FLOW else 1,
+        max_action_dim=action.size("action_dim", 7),
         state_dim=state if taken and name in ("QwenPI", "QwenGR00T") else 0,
         state_in_text=taken and name in ("QwenPI_v3", "QwenOFT"),
         robot=robot,
         dit=dit,
-        hidden=int(action.get("hidden_size") or 1024) if name == "QwenGR00T" else 1024,
-        future_tokens=int(action.get("num_target_vision_tokens") or 32),
-        positions=int(action.get("max_seq_len") or 1024) if action.get("add_pos_embed", True) else 0,
-        buckets=int(action.get("num_timestep_buckets") or 1000),
+        hidden=action.size("hidden_size", 1024) if name == "QwenGR00T" else 1024,
+        future_tokens=action.size("num_target_vision_tokens", 32),
+        positions=action.size("max_seq_len", 1024) if action.flag("add_pos_embed", True) else 0,
+        buckets=action.size("num_timestep_buckets", 1000),
     )
+
+
+def _resized(name: str, data: Fields) -> tuple[int, int] | None:
+    """Width and height of the first resize, which starVLA's QwenFast does not have."""
+    if name == "QwenFast" or not data.values.get("obs_image_size"):
+        return None
+    width, height = data.counts("obs_image_size", 2)
+    if not width or not height:
+        raise data.wrong("obs_image_size", "a width and a height of at least one pixel")
+    return width, height
 
 
 def _cut(sizes: Qwen3VLSizes, dit: DiTSizes) -> Qwen3VLSizes:
@@ -157,39 +166,34 @@ def _cut(sizes: Qwen3VLSizes, dit: DiTSizes) -> Qwen3VLSizes:
     return replace(sizes, language=replace(sizes.language, depth=dit.cross_blocks[-1] + 1))
 
 
-def _dit(name: str, action: Mapping[str, Any], language: Qwen3Sizes) -> DiTSizes | None:
+def _dit(name: str, action: Fields, language: Qwen3Sizes) -> DiTSizes | None:
     if name not in FLOW:
         return None
-    stated = dict(action.get("diffusion_model_cfg") or {})
+    stated = action.section("diffusion_model_cfg")
     for field, wanted in (("norm_type", "ada_norm"), ("positional_embeddings", None)):
-        if stated.get(field, wanted) != wanted:
-            raise CheckpointError(
-                f"config.yaml diffusion_model_cfg.{field} is {stated[field]!r}; only {wanted!r} is known to this engine"
-            )
-    interleave = stated.get("use_canonical_forward")  # its name before interleave_self_attention
-    if interleave is None:
-        interleave = stated.get("interleave_self_attention", name != "QwenPI_v3")
+        if stated.values.get(field, wanted) != wanted:
+            raise stated.wrong(field, f"{wanted!r}, the only one known to this engine")
+    before = "use_canonical_forward"  # the name of interleave_self_attention once
+    interleave = stated.flag(before, stated.flag("interleave_self_attention", name != "QwenPI_v3"))
     if name == "QwenGR00T":
-        kind = str(action.get("action_model_type", "DiT-B"))
+        kind = action.text("action_model_type", "DiT-B")
         if kind not in DIT:
-            raise CheckpointError(f"config.yaml action_model_type is '{kind}'; starVLA has {sorted(DIT)}")
+            raise action.wrong("action_model_type", f"one of {', '.join(DIT)}")
         usual = dict(zip(("num_attention_heads", "attention_head_dim"), DIT[kind], strict=True))
-        heads, dim = (int(stated.get(field, value)) for field, value in usual.items())
-        output = int(stated.get("output_dim") or action.get("hidden_size") or 1024)
-        return DiTSizes(heads, dim, int(stated.get("num_layers") or 16), language.width, bool(interleave), output)
-    dim, width = int(stated.get("attention_head_dim") or 64), language.width
-    if name == "QwenPI_v3":
-        compressed = stated.get("action_dit_hidden_dim", 1024)
-        width = int(compressed or width)
-    return DiTSizes(width // dim, dim, language.depth, width, bool(interleave))
+        heads, dim = (stated.size(field, value) for field, value in usual.items())
+        output = stated.size("output_dim", action.size("hidden_size", 1024))
+        return DiTSizes(heads, dim, stated.size("num_layers", 16), language.width, interleave, output)
+    dim, width = stated.size("attention_head_dim", 64), language.width
+    if name == "QwenPI_v3" and stated.values.get("action_dit_hidden_dim", 1024) is not None:  # null: not projected
+        width = stated.count("action_dit_hidden_dim", 1024) or width
+    if width % dim:
+        raise stated.wrong("attention_head_dim", f"a divisor of the width {width}")
+    return DiTSizes(width // dim, dim, language.depth, width, interleave)
 
 
-def _chunk(action: Mapping[str, Any], horizon: int | None) -> int:
-    stated = action.get("action_horizon")
-    if stated is None and action.get("future_action_window_size") is not None:
-        stated = int(action["future_action_window_size"]) + 1  # starVLA share_tools.apply_config_compat
-    if stated is None:
-        raise CheckpointError("config.yaml has neither action_horizon nor future_action_window_size under action_model")
-    if horizon is not None and horizon != int(stated):
+def _chunk(action: Fields, horizon: int | None) -> int:
+    before = "future_action_window_size"  # one less (starVLA share_tools.apply_config_compat)
+    stated = action.size("action_horizon", action.count(before) + 1 if action.values.get(before) is not None else None)
+    if horizon not in (None, stated):
         raise CheckpointError(f"horizon={horizon} was asked of a run trained with action_horizon {stated}")
-    return int(stated)
+    return stated

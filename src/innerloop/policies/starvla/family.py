@@ -9,6 +9,7 @@ from innerloop.policies.starvla.plan import build, sample
 from innerloop.policies.starvla.weights import name_table
 from innerloop.process.starvla import processor, synthetic
 from innerloop.weights import Checkpoint
+from innerloop.weights.starvla import action_section
 
 
 def _family(name: str, framework: str, summary: str, dit: str | None = None) -> Family:
@@ -35,8 +36,7 @@ def _synthetic(sizes: config.StarVlaConfig) -> Processor:
 def _recognises(framework: str, dit: str | None, checkpoint: Checkpoint) -> bool:
     if config.framework(checkpoint) != framework:
         return False
-    action = checkpoint.config["framework"].get("action_model") or {}
-    return dit is None or action.get("action_model_type", "DiT-B") == dit
+    return dit is None or action_section(checkpoint.config).text("action_model_type", "DiT-B") == dit
 
 
 STARVLA = (
