@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 import innerloop
@@ -289,6 +290,18 @@ def test_known_data_needs_no_addition(tmp_path: Path) -> None:
     assert policy.config.cameras == ("primary_image", "wrist_image")
     assert policy.config.robot.action == "min_max"
     policy.close()
+
+
+@pytest.mark.parametrize("before", ["module.", "other."])
+def test_weights_saved_by_a_parallel_trainer_load_and_others_are_named(tmp_path: Path, before: str) -> None:
+    run = starvla.RUNS["oft"]
+    file = next(starvla.write(tmp_path, run).glob("checkpoints/*"))
+    save_file({f"{before}{name}": value for name, value in starvla.tensors(run).items()}, file)
+    if before == "module.":
+        innerloop.load(tmp_path, device="cpu").close()
+        return
+    with pytest.raises(CheckpointError, match=r"hold no 'qwen_vl_interface\..*'; copy them from the run again"):
+        innerloop.load(tmp_path, device="cpu")
 
 
 def test_what_the_head_does_not_know_is_refused(tmp_path: Path) -> None:
