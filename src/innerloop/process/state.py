@@ -170,11 +170,6 @@ def discretize(state: np.ndarray) -> list[int]:
     return [bisect_right(_BIN_EDGES, value) - 1 for value in state.tolist()]
 
 
-def undiscretize(bins: np.ndarray) -> np.ndarray:
-    """Bins -> the normalised value at each bin's centre: within 1/256 of the original inside [-1, 1]."""
-    return (bins + 0.5) / 128.0 - 1.0
-
-
 def pad(values: np.ndarray, width: int) -> np.ndarray:
     """float32 [width]: the values, then zeros."""
     out = np.zeros(width, np.float32)

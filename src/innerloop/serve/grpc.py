@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 SERVICE = "transport.AsyncInference"
 WAIT_SECONDS = 2.0  # how long GetActions waits for an observation before it answers with nothing
 GONE_SECONDS = 3.0  # without a GetActions call, which the client otherwise always has open: its session ends
-FRAME_RATE = 30.0  # LeRobot's default control rate, Hz, where the policy's metadata has no 'fps'
+FRAME_RATE = 30.0  # LeRobot's default control rate, Hz
 GRACE_SECONDS = 2.0
 EMPTY = b""
 # gRPC gives all channels of one process the same connection, and the service has no other name for a robot.
@@ -183,8 +183,7 @@ class LeRobotTransport:
             await _refuse(context, RequestError(reply.code, reply.message))
         assert reply.chunk is not None
         actions = reply.chunk.actions[: setup.actions_per_chunk]
-        interval = 1 / float(self._worker.policy.metadata.get("fps", FRAME_RATE)) if self._worker.policy else 0.0
-        return _message(1, write_timed_actions(actions, seen.timestamp, seen.timestep, interval))
+        return _message(1, write_timed_actions(actions, seen.timestamp, seen.timestep, 1 / FRAME_RATE))
 
     async def _robot(self, context: Any) -> Robot:
         robot = self._robots.get(context.peer())
