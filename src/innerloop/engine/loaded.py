@@ -113,6 +113,8 @@ class LoadedPolicy:
         Raises ObservationError and NonFiniteError.
         """
         started = time.perf_counter()
+        if not isinstance(session, str):
+            raise ObservationError(f"session is {session!r}; it takes a name, as session='left-arm'")
         row = self._row(observation, noise, seed, previous)
         processed = time.perf_counter()
         decision = self.runtime.decide(session, row.inputs, row.capacity)

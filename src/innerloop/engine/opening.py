@@ -91,6 +91,8 @@ def processing(
 def _opened(
     path: str | Path, horizon: int | None, edge: Edge, assets: str | None, adapter: str | Path | None
 ) -> tuple[Checkpoint, Family, Any, Processor]:
+    if not isinstance(edge, Edge):
+        raise CheckpointError(f"edge is a {type(edge).__name__}; it takes innerloop.Edge(...) with the same fields")
     checkpoint = open_checkpoint(Path(path), assets=assets, adapter=Path(adapter) if adapter else None)
     family = detect(checkpoint)
     config = family.config(checkpoint, horizon)

@@ -184,3 +184,10 @@ def test_on_a_cpu_nothing_claims_packed_kernels(policy: LoadedPolicy) -> None:
 def test_a_choice_that_is_none_is_refused(asked: dict[str, Any], words: str) -> None:
     with pytest.raises(PrecisionError, match=words):
         innerloop.load(CHECKPOINTS["pi05"], device="cpu", **asked)
+
+
+def test_arguments_of_another_kind_are_named(policy: LoadedPolicy) -> None:
+    with pytest.raises(ObservationError, match="session is 3; it takes a name"):
+        policy.infer(observe(policy, 0), session=3)  # type: ignore[arg-type]
+    with pytest.raises(CheckpointError, match=r"edge is a dict; it takes innerloop\.Edge"):
+        innerloop.load(CHECKPOINTS["pi05"], device="cpu", edge={"state_dim": 8})  # type: ignore[arg-type]
