@@ -19,6 +19,17 @@ def written(directory: Path, content: Any) -> Path:
     return path
 
 
+def test_the_documented_example_fits_its_robot(tmp_path: Path) -> None:
+    document = Path(__file__).resolve().parents[3] / "docs" / "process.md"
+    example = document.read_text(encoding="utf-8").partition("```json\n")[2].partition("```")[0]
+    edge = read_edge(written(tmp_path, json.loads(example)))
+    assert edge.limits is not None
+    assert edge.action_dim is not None
+    assert edge.relative is not None
+    edge.limits.check(edge.action_dim)
+    assert len(edge.relative) == edge.action_dim
+
+
 def test_every_field_arrives(tmp_path: Path) -> None:
     plain = {
         "rename": {"front": "base"},
