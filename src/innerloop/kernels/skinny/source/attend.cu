@@ -148,7 +148,7 @@ DEVICE void mix(const u8* values, const bf16* weights, u32 pushed, u32 bar, int 
 }
 
 extern "C" __global__ void BOUNDS(THREADS) attend(const __grid_constant__ Args p) {
-  extern __shared__ __align__(128) u8 memory[];
+  DYNAMIC_SHARED(memory);
   u8* keys = memory;
   u8* values = keys + CHUNK * K_STRIDE;
   u8* q = values + CHUNK * V_STRIDE;
@@ -158,13 +158,13 @@ extern "C" __global__ void BOUNDS(THREADS) attend(const __grid_constant__ Args p
   float2* extremes = (float2*)(sums + WARPS * TOKENS);  // [PARTS][TOKENS] max and sum, from the cluster
   u8* valid = (u8*)(extremes + PARTS * TOKENS);
   float* pushed = (float*)(OVERLAY ? keys : valid + CHUNK);  // [PARTS][TOKENS][32] from the cluster
-  __shared__ u64 barrier;
+  SHARED(u64, barrier, 1);
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
   const int part = (int)cluster_rank(), group = blockIdx.x / PARTS;
   const int head = group % p.heads, batch = group / p.heads;
   const int key0 = part * CHUNK;
   const u64 offset = (u64)batch * p.batch_stride + (u64)(head / (p.heads / p.kv_heads)) * HEAD_DIM;
-  const u32 bar = shared_address(&barrier);
+  const u32 bar = shared_address(barrier);
 
   release_successor();
   if (tid == 0) {

@@ -5,6 +5,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define DEVICE static __device__ __forceinline__
+#define SHARED(type, name, count) __shared__ type name[count]
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
 #if RESIDENT  // programs that a multiprocessor must be able to hold; 0 leaves the registers to the compiler
 #define BOUNDS(threads) __launch_bounds__(threads, RESIDENT)
 #else
@@ -133,6 +135,12 @@ DEVICE u64 given_rows(const int* prefix, int rows, int row_tokens) {
 }
 DEVICE uint4 load_shared(const u8* p) { return *(const uint4*)p; }
 DEVICE float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
+DEVICE float power(float v) {  // of two, 0 of minus infinity
+  float p;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(p) : "f"(v));
+  return p;
+}
 
 DEVICE float gelu_tanh(float v) {
   float t = 0.7978845608028654f * (v + 0.044715f * v * v * v);

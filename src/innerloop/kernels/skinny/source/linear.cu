@@ -256,7 +256,7 @@ DEVICE float4 normed(float4 c, u32 given, const float* squares, const float* bia
 }
 
 extern "C" __global__ void BOUNDS(THREADS) linear(const __grid_constant__ Args p) {
-  extern __shared__ __align__(128) u8 memory[];
+  DYNAMIC_SHARED(memory);
   float* scale = (float*)(memory + WEIGHT_BYTES);
   float* bias = scale + SCALES * K;  // [PRODUCTS][1 + WARPS][ROWS]: W shift and its parts, the second product and its parts
   float* bias_parts = bias + ROWS;

@@ -182,12 +182,6 @@ DEVICE uint2 normed(float4 c, float2 first, float2 second, float4 tables) {
                     pack2((c.z - second.x * tables.y) * second.y + tables.x, (c.w - second.x * tables.w) * second.y + tables.z));
 }
 
-DEVICE float power(float v) {  // of two, 0 of minus infinity
-  float p;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(p) : "f"(v));
-  return p;
-}
-
 // Unnormalised out of this warp's keys for 16 tokens, with the largest score and the sum of weights of each token.
 DEVICE void attend(const u8* q, u32 keys, u32 values, const u32* seen, float scale, float4* mixed, float2* extremes, int warp,
                    int lane) {
@@ -283,7 +277,7 @@ DEVICE void finish(const Args& p, const float4* mixed, const float2* extremes, i
 }
 
 extern "C" __global__ void BOUNDS(THREADS) norm_attend(const __grid_constant__ Args p) {
-  extern __shared__ __align__(128) u8 memory[];  // weights; then each warp's sums; then what each warp mixed
+  DYNAMIC_SHARED(memory);  // weights; then each warp's sums; then what each warp mixed
   u8* keys = memory + TILES * TILE_BYTES;
   u8* values = keys + STEPS * 32 * STRIDE(DIM);
   float4* gathered = (float4*)(values + STEPS * 32 * STRIDE(FEATURES));  // [SPLIT][ITEMS], from the cluster

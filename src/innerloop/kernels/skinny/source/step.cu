@@ -24,20 +24,20 @@ struct Args {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant__ Args p) {
-  __shared__ float state[32];
+  SHARED(float, state, 32);
 #if HAS_IN
-  extern __shared__ __align__(128) u8 memory[];  // weight_in
-  __shared__ u64 barrier;
+  DYNAMIC_SHARED(memory);  // weight_in
+  SHARED(u64, barrier, 1);
 #endif
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
   const u64 token = blockIdx.x;
   release_successor();
 #if HAS_IN
   if (tid == 0) {
-    barrier_init(shared_address(&barrier), 1);
+    barrier_init(shared_address(barrier), 1);
     barrier_init_fence();
-    barrier_expect(shared_address(&barrier), K * A * 4);
-    bulk_copy(shared_address(memory), p.weight_in, K * A * 4, shared_address(&barrier));
+    barrier_expect(shared_address(barrier), K * A * 4);
+    bulk_copy(shared_address(memory), p.weight_in, K * A * 4, shared_address(barrier));
   }
 #endif
 #if HAS_OUT
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant
 #endif
 #if HAS_IN
   __syncthreads();
-  barrier_wait(shared_address(&barrier), 0);
+  barrier_wait(shared_address(barrier), 0);
   delay_stores();
   for (int f = tid; f < K; f += THREADS) {
     float sum = __ldg(p.bias_in + f);
