@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from innerloop.contract.errors import MemoryPlanError
+from innerloop.weights import cgroup
 
 HEADROOM = 1 << 30  # bytes left free: on a board with unified memory the operating system needs some of it too
 
@@ -70,9 +71,13 @@ class MemoryPlan:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Free bytes on a device; for the CPU what Linux calls available, None where that is not known."""
+    """Free bytes on a device; for the CPU what Linux calls available and a container's limit leaves, None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    return min((found for found in (_available(), cgroup.left()) if found is not None), default=None)
+
+
+def _available() -> int | None:
     meminfo = Path("/proc/meminfo")
     if not meminfo.is_file():
         return None
