@@ -2,20 +2,13 @@
 
 import dataclasses
 import json
-import math
-import types
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from innerloop.contract import InnerloopError
+from innerloop.measure.schema import RecordError, build
 
 USUAL_FRAMES = "224x224 raw"  # what a title need not say
-
-
-class RecordError(InnerloopError):
-    """A benchmark record does not follow its schema."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,7 +341,7 @@ def parse(data: dict[str, Any]) -> Record:
     if not isinstance(kind, str) or kind not in SCHEMAS:
         raise RecordError(f"record kind is {kind!r}; set `kind` to one of {', '.join(sorted(SCHEMAS))}")
     fields = {name: value for name, value in data.items() if name != "kind"}
-    record = _build(SCHEMAS[kind], fields, kind)
+    record = build(SCHEMAS[kind], fields, kind)
     assert isinstance(record, Record)
     return record
 
@@ -365,38 +358,3 @@ def load(path: Path) -> Record:
         return parse(data)
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
-
-
-def _build(schema: type[Any], data: Any, path: str) -> Any:
-    if not isinstance(data, dict):
-        raise RecordError(f"{path} is a {type(data).__name__}; write an object with the fields of {schema.__name__}")
-    hints = typing.get_type_hints(schema)
-    names = [f.name for f in dataclasses.fields(schema)]
-    missing = [name for name in names if name not in data]
-    if missing:
-        raise RecordError(f"{path} lacks the field(s) {', '.join(missing)}; write the record again with bench")
-    extra = [name for name in data if name not in names]
-    if extra:
-        raise RecordError(f"{path} has unknown field(s) {', '.join(extra)}; remove them or add them to the schema")
-    return schema(**{name: _check(data[name], hints[name], f"{path}.{name}") for name in names})
-
-
-def _check(value: Any, hint: Any, path: str) -> Any:
-    origin = typing.get_origin(hint)
-    if origin is types.UnionType:
-        plain = [part for part in typing.get_args(hint) if part is not type(None)]
-        return None if value is None else _check(value, plain[0], path)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _build(hint, value, path)
-    if origin is list and isinstance(value, list):
-        (item,) = typing.get_args(hint)
-        return [_check(element, item, f"{path}[{index}]") for index, element in enumerate(value)]
-    if origin is dict and isinstance(value, dict):
-        _, item = typing.get_args(hint)
-        return {str(key): _check(element, item, f"{path}.{key}") for key, element in value.items()}
-    if hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    elif isinstance(hint, type) and isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    raise RecordError(f"{path} is {value!r}; expected {getattr(hint, '__name__', hint)}")

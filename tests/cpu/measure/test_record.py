@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from toy_policy import make_records
 
-from innerloop.measure.record import SCHEMAS, RecordError, load, parse
+from innerloop.measure.record import SCHEMAS, load, parse
+from innerloop.measure.schema import RecordError
 
 KINDS = sorted(make_records())
 
