@@ -78,6 +78,7 @@ def run(
     """One decision from image files, a state and a prompt."""
     from innerloop import engine
     from innerloop.measure import decision
+    from innerloop.measure.progress import loading
     from innerloop.process import from_frame
 
     known, files = arguments.edge(rename, tokenizer, edge), arguments.pairs(image, "--image")
@@ -87,12 +88,11 @@ def run(
         "prompt": prompt,
     }
     start = None if noise is None else arguments.array(noise, "--noise")
-    asked = {"assets": assets, "adapter": adapter, "horizon": horizon, "edge": known}
-    processing = engine.processing(checkpoint, **asked)  # a bad observation is known before weights are read
-    processing.prepare(observation)
-    processing.noise(start, seed)
-    placed = {"device": device, "precision": precision, "memory_cap": arguments.capped(memory_cap)}
-    policy = _load(checkpoint, **asked, **placed)
+    found = engine.open_policy(checkpoint, assets=assets, adapter=adapter, horizon=horizon, edge=known)
+    found.processor.prepare(observation)  # a bad observation is known before weights are read
+    found.processor.noise(start, seed)
+    placement, cap = engine.place(device, precision, 1, "fused"), arguments.capped(memory_cap)
+    policy = loading(checkpoint.name, err, lambda report: found.load(placement, cap, report, _say))
     chunk = policy.infer(observation, seed=seed, noise=start)
     if as_json:
         print(json.dumps(decision.as_json(chunk)))
@@ -382,13 +382,11 @@ def serve(
 
 def _load(checkpoint: Path, **options: Any) -> Any:
     from innerloop import engine
-    from innerloop.measure.progress import progress
+    from innerloop.measure.progress import loading
 
-    with progress(f"loading {checkpoint.name}", err) as report:
-        policy = engine.load(checkpoint, progress=report, announce=_say, **options)
-    for note in (*policy.notes, *policy.processor.describe().get("notes", ())):
-        _say(note)
-    return policy
+    return loading(
+        checkpoint.name, err, lambda report: engine.load(checkpoint, progress=report, announce=_say, **options)
+    )
 
 
 def _say(line: str) -> None:

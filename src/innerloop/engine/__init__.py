@@ -2,7 +2,7 @@
 
 from innerloop.engine.assembly import NO_FILES, Identity, RandomWeights, assemble
 from innerloop.engine.loaded import LoadedPolicy
-from innerloop.engine.opening import Sketch, load, processing, random_policy, sketch
+from innerloop.engine.opening import Opened, Sketch, load, open_policy, random_policy, sketch
 from innerloop.engine.placement import DTYPES, Placement, place
 
 __all__ = [
@@ -10,13 +10,14 @@ __all__ = [
     "NO_FILES",
     "Identity",
     "LoadedPolicy",
+    "Opened",
     "Placement",
     "RandomWeights",
     "Sketch",
     "assemble",
     "load",
+    "open_policy",
     "place",
-    "processing",
     "random_policy",
     "sketch",
 ]

@@ -22,7 +22,7 @@ from innerloop.engine.assembly import (
     outline,
 )
 from innerloop.engine.loaded import LoadedPolicy
-from innerloop.engine.placement import place
+from innerloop.engine.placement import Placement, place
 from innerloop.kernels import Kernels
 from innerloop.policies import FAMILIES, detect
 from innerloop.policies.interface import Family, Processor
@@ -63,40 +63,55 @@ def load(
     counts bytes; announce(line) gets the memory plan before anything is allocated, then the account.
     Raises CheckpointError, MemoryPlanError or PrecisionError before weights are read where it can.
     """
-    started = time.perf_counter()
     placement = place(device, precision, batch, kernels)
-    checkpoint, family, config, processor = _opened(path, horizon, edge, assets, adapter)
-    identity = _identity(checkpoint, processor, edge)
-    opened = time.perf_counter()
-    policy = assemble(
-        family, config, placement, processor, checkpoint.tensors, identity, memory_cap, progress, announce
-    )
-    policy.seconds = {"open": opened - started, **policy.seconds}
-    policy.notes, policy.statistics = checkpoint.notes, checkpoint.assets or ""
-    return policy
+    opened = open_policy(path, horizon=horizon, edge=edge, assets=assets, adapter=adapter)
+    return opened.load(placement, memory_cap, progress, announce)
 
 
-def processing(
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint of which the headers are read: its processor knows a bad observation before there are weights."""
+
+    checkpoint: Checkpoint
+    family: Family
+    config: Any
+    processor: Processor
+    identity: Identity
+    seconds: float
+
+    def load(
+        self,
+        placement: Placement,
+        memory_cap: int | None = None,
+        progress: Progress | None = None,
+        announce: Announce | None = None,
+    ) -> LoadedPolicy:
+        """The policy that is ready, as `load` makes it."""
+        found, asked = self.checkpoint, (memory_cap, progress, announce)
+        policy = assemble(self.family, self.config, placement, self.processor, found.tensors, self.identity, *asked)
+        policy.seconds = {"open": self.seconds, **policy.seconds}
+        policy.notes, policy.statistics = found.notes, found.assets or ""
+        return policy
+
+
+def open_policy(
     path: str | Path,
     *,
     horizon: int | None = None,
     edge: Edge = Edge(),
     assets: str | None = None,
     adapter: str | Path | None = None,
-) -> Processor:
-    """What `load` would put before and behind the model, from headers alone: it knows a bad observation in no time."""
-    return _opened(path, horizon, edge, assets, adapter)[-1]
-
-
-def _opened(
-    path: str | Path, horizon: int | None, edge: Edge, assets: str | None, adapter: str | Path | None
-) -> tuple[Checkpoint, Family, Any, Processor]:
+) -> Opened:
+    """The first part of `load`, from headers alone."""
+    started = time.perf_counter()
     if not isinstance(edge, Edge):
         raise CheckpointError(f"edge is a {type(edge).__name__}; it takes innerloop.Edge(...) with the same fields")
     checkpoint = open_checkpoint(Path(path), assets=assets, adapter=Path(adapter) if adapter else None)
     family = detect(checkpoint)
     config = family.config(checkpoint, horizon)
-    return checkpoint, family, config, family.processor(config, checkpoint, edge)
+    processor = family.processor(config, checkpoint, edge)
+    identity = _identity(checkpoint, processor, edge)
+    return Opened(checkpoint, family, config, processor, identity, time.perf_counter() - started)
 
 
 def _identity(checkpoint: Checkpoint, processor: Processor, edge: Edge) -> Identity:
