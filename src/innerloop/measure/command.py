@@ -208,9 +208,9 @@ def _next_call(decide: Callable[..., object], workload: Workload) -> Callable[[]
 def _workload(policy: LoadedPolicy, options: BenchOptions) -> Workload:
     """The default of prompt tokens is raised to the shortest prompt; more than the policy holds are refused."""
     tokens, longest = options.prompt_tokens, max(policy.plans)
-    if tokens > longest and tokens != BenchOptions.prompt_tokens:
-        raise InnerloopError(f"this policy holds prompts of up to {longest} tokens, not {tokens}; ask for fewer")
     raised = tokens == BenchOptions.prompt_tokens
+    if tokens > longest and not raised:
+        raise InnerloopError(f"this policy holds prompts of up to {longest} tokens, not {tokens}; ask for fewer")
     return make_workload(policy, options.frame, tokens, Message(options.encoding), options.seed, raised=raised)
 
 

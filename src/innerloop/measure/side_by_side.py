@@ -175,13 +175,11 @@ KNOWN: Mapping[str, Implementation] = {
 
 def _check_given(options: BenchOptions) -> None:
     """Raises InnerloopError for an option that would change nothing."""
-    sizes, files = ("views", "chunk", "steps"), ("assets", "tokenizer")
-    idle = files if options.random_weights else sizes
-    why = (
-        "there are no files"
-        if options.random_weights
-        else "a checkpoint states its own; with --random-weights it counts"
-    )
+    idle: tuple[str, ...]
+    if options.random_weights:
+        idle, why = ("assets", "tokenizer"), "there are no files"
+    else:
+        idle, why = ("views", "chunk", "steps"), "a checkpoint states its own; with --random-weights it counts"
     for field in dataclasses.fields(options):
         if field.name in idle and getattr(options, field.name) != field.default:
             raise InnerloopError(f"--{field.name} changes nothing here: {why}. Leave it out")

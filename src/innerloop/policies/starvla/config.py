@@ -23,6 +23,7 @@ TEXT_ROOM = 256  # tokens for template, instruction, state and chat marks
 LARGEST_IMAGE = 1200  # patches of a 640x480 image, where the run does not fix a size
 STEP = 64  # tokens between two captured capacities
 ANSWER = 128  # FAST tokens of one chunk
+PARALLEL = "module."  # before every name, where torch's DistributedDataParallel was saved
 EMBEDDING = "qwen_vl_interface.model.model.language_model.embed_tokens.weight"
 # starVLA GR00T_ActionHeader.py DiTConfig: heads, head_dim
 DIT = {"DiT-B": (12, 64), "DiT-L": (32, 48)}
@@ -116,7 +117,7 @@ def _backbone(checkpoint: Checkpoint) -> tuple[Qwen3VLSizes, ImageRules]:
     described = place is not None and (place / "config.json").is_file()
     sizes = qwen3_vl.read_sizes(Fields.read(place / "config.json")) if place and described else published(name)
     rules = image_rules((checkpoint.path, place), sizes.vision)
-    stored = next((name for name in checkpoint.tensors.names() if name.removeprefix("module.") == EMBEDDING), None)
+    stored = next((name for name in checkpoint.tensors.names() if name.removeprefix(PARALLEL) == EMBEDDING), None)
     if stored is None:
         raise CheckpointError(f"{checkpoint.path}: the weights hold no '{EMBEDDING}'; copy them from the run again")
     # a vocabulary with action tokens is longer than the published one

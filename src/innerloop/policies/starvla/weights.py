@@ -2,7 +2,7 @@
 
 from innerloop.blocks import affine, dit, dit_head, projections, qwen3_names, qwen3_vl, regression
 from innerloop.blocks.dit import DiTSizes
-from innerloop.policies.starvla.config import StarVlaConfig
+from innerloop.policies.starvla.config import PARALLEL, StarVlaConfig
 from innerloop.weights.load import NameTable
 
 VLM = "qwen_vl_interface.model."
@@ -25,7 +25,7 @@ def name_table(config: StarVlaConfig) -> NameTable:
     else:
         targets |= qwen3_names.head(config.vlm.language, LANGUAGE, f"{VLM}lm_head.weight", "vocabulary.")
         ignored = [f"{VLM}lm_head.weight"] if config.vlm.language.tied else []
-    return NameTable(targets, {}, (("module.", ""),), tuple(ignored))
+    return NameTable(targets, {}, ((PARALLEL, ""),), tuple(ignored))
 
 
 def _beyond(config: StarVlaConfig, sizes: DiTSizes) -> list[str]:
