@@ -190,7 +190,6 @@ DEVICE u64 given_rows(const int* prefix, int rows, int row_tokens) {
     if (row % row_tokens < prefix[row / row_tokens]) given |= 1ull << row;
   return given;
 }
-DEVICE float2 two_features(float first, float second, bool odd);
 DEVICE float4 add(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 template <class T> static T __ldg(const T* p) { return *p; }
 template <class T> static T __ldcg(const T* p) { return *p; }
