@@ -9,7 +9,7 @@ from torch import nn
 from innerloop.blocks.packing import Packable
 from innerloop.blocks.sizes import DecoderSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import skinny
+from innerloop.kernels import attention, launch, linear, norm, skinny
 
 EPS = 1e-6  # GemmaConfig.rms_norm_eps
 
@@ -50,6 +50,8 @@ class ExpertLayer(nn.Module):
 class ActionExpert(Packable):
     """Layers of the expert; `norms` holds 2 per layer, input then mlp."""
 
+    packed_rows = 32  # of one pass of the few-row kernels
+
     def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
         self.sizes = sizes
@@ -69,6 +71,8 @@ class ActionExpert(Packable):
         prefix int32 [B, 1]: how many of an entry's first tokens are given (Modulation).
         Inside skinny.chain() kernels overlap; the caller has then finished writing cache, norms and rotary before.
         """
+        if not isinstance(self.layers[0].qkv_weight, skinny.Packed) and linear.chains(x):
+            return self._own_tiles(x, norms, cache, rotary, start, prefix)
         s = self.sizes
         for i, layer in enumerate(self.layers):
             first, second = norms[2 * i], norms[2 * i + 1]
@@ -81,6 +85,36 @@ class ActionExpert(Packable):
             x = skinny.project_residual(mixed, layer.out_weight, first.gate, x, None, prefix)
             hidden = skinny.norm_glu(x, second.scale, second.shift, EPS, layer.gate_up_weight, prefix)
             x = skinny.project_residual(hidden, layer.down_weight, second.gate, x, None, prefix)
+        return x
+
+    def _own_tiles(
+        self,
+        x: torch.Tensor,
+        norms: Sequence[Modulation],
+        cache: Cache,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        start: int,
+        prefix: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """`forward` over dense products in a chain of dependent launches: eight kernels a layer.
+
+        A norm between two products adds the shares of the first, its gate and the residual.
+        """
+        s = self.sizes
+        with launch.dependent_launch():
+            normed = norm.modulated_rms_norm(x, norms[0].scale, norms[0].shift, EPS, prefix)
+            for i, layer in enumerate(self.layers):
+                first, second = norms[2 * i], norms[2 * i + 1]
+                keys, values = cache.keys[i], cache.values[i]
+                q = linear.rotated(normed, layer.qkv_weight, *rotary, s.heads, s.kv_heads, keys, values, start)
+                mixed = attention.attention(q, keys, values, cache.valid, s.head_dim**-0.5)
+                delta, _ = linear.deferred(mixed, layer.out_weight)
+                x, normed = norm.gated_add_rms_norm(x, delta, first.gate, second.scale, second.shift, EPS, prefix)
+                delta, _ = linear.deferred(linear.gated(normed, layer.gate_up_weight, "gelu_tanh"), layer.down_weight)
+                if i + 1 == s.depth:
+                    return norm.gated_add(x, delta, second.gate, prefix)
+                after = norms[2 * i + 2]
+                x, normed = norm.gated_add_rms_norm(x, delta, second.gate, after.scale, after.shift, EPS, prefix)
         return x
 
     def packable(self) -> dict[str, int]:

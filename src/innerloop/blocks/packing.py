@@ -9,7 +9,12 @@ from innerloop.kernels import skinny
 
 
 class Packable(nn.Module):
-    """A head that knows which of its weights those kernels take."""
+    """A head that knows which of its weights those kernels take.
+
+    packed_rows: up to how many rows of one robot they are the faster way; more go to dense weights.
+    """
+
+    packed_rows = 64
 
     @abstractmethod
     def packable(self) -> Mapping[str, int]:

@@ -220,6 +220,9 @@ def _heads(model: nn.Module) -> dict[str, ActionExpert | DiT]:
 
 def _few(heads: Iterable[ActionExpert | DiT], placement: Placement, config: PolicyConfig, robots: int) -> bool:
     """Whether so many robots' rows go through the few-row kernels."""
-    rows = [head.tokens if isinstance(head, DiT) else config.chunk for head in heads]
-    fits = all(skinny.supported(placement.device, placement.dtype, robots * count) for count in rows)
+    rows = {head: head.tokens if isinstance(head, DiT) else config.chunk for head in heads}
+    fits = all(
+        count <= head.packed_rows and skinny.supported(placement.device, placement.dtype, robots * count)
+        for head, count in rows.items()
+    )
     return placement.kernels == "fused" and bool(rows) and fits

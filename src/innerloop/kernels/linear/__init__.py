@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from innerloop.kernels.activation.reference import Activation
+from innerloop.kernels import activation, rope
+from innerloop.kernels.activation import Activation
 from innerloop.kernels.linear import reference
 from innerloop.kernels.select import chosen, on_device, unfused
 
@@ -10,6 +11,30 @@ from innerloop.kernels.select import chosen, on_device, unfused
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Tensor:
     """activation(x [..., K] @ weight [N, K]^T + bias [N]) -> [..., N]."""
     return chosen(reference.linear, x)(x, weight, bias, activation)
+
+
+def gated(x: Tensor, weight: Tensor, kind: Activation) -> Tensor:
+    """x [..., K], weight [2 F, K], gate rows first -> activation(gate) * up [..., F]."""
+    if unfused(x):
+        return activation.glu(linear(x, weight), kind)
+    return chosen(reference.gated, x)(x, weight, kind)
+
+
+def rotated(
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+) -> Tensor:
+    """x [B, T, K], weight [(Hq + 2 Hkv) D, K] -> rotated q [B, T, Hq, D]; K/V as `rope.rotate_and_store` writes them."""
+    if unfused(x):
+        return rope.rotate_and_store(linear(x, weight), cos, sin, heads, kv_heads, k_cache, v_cache, start)
+    return chosen(reference.rotated, x)(x, weight, cos, sin, heads, kv_heads, k_cache, v_cache, start)
 
 
 def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

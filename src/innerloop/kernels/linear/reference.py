@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from innerloop.kernels.activation.reference import Activation, activate
+from innerloop.kernels.activation.reference import Activation, activate, glu
+from innerloop.kernels.rope.reference import rotate_and_store
 
 FEW_ROWS = 64  # of one tile
 
@@ -13,6 +14,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
     """The product is rounded to x's dtype before the activation."""
     y = F.linear(x, weight, bias)
     return y if activation is None else activate(y, activation)
+
+
+def gated(x: Tensor, weight: Tensor, kind: Activation) -> Tensor:
+    """The product is rounded to x's dtype before the unit."""
+    return glu(F.linear(x, weight), kind)
+
+
+def rotated(
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+) -> Tensor:
+    """The product is rounded to x's dtype before the rotation."""
+    return rotate_and_store(F.linear(x, weight), cos, sin, heads, kv_heads, k_cache, v_cache, start)
 
 
 def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

@@ -18,8 +18,10 @@ from innerloop.kernels.activation import triton as activation_triton
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
+from innerloop.kernels.linear import pairs
 from innerloop.kernels.linear.batch import batched as batched
 from innerloop.kernels.linear.reference import few_rows
+from innerloop.kernels.rope import triton as rope_triton
 from innerloop.kernels.select import unfused
 
 
@@ -175,6 +177,30 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
         out = torch._addmm_activation(bias, rows, weight.t(), use_gelu=True)
         return out.view(*x.shape[:-1], weight.shape[0])
     return activation_triton.activate(_whole(x, weight, bias), activation)
+
+
+def gated(x: Tensor, weight: Tensor, kind: Activation) -> Tensor:
+    """See kernels.linear."""
+    out = pairs.gated(x, weight, kind)
+    return activation_triton.glu(linear(x, weight), kind) if out is None else out
+
+
+def rotated(
+    x: Tensor,
+    weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    start: int,
+) -> Tensor:
+    """See kernels.linear."""
+    q = pairs.rotated(x, weight, cos, sin, heads, kv_heads, k_cache, v_cache, start)
+    if q is not None:
+        return q
+    return rope_triton.rotate_and_store(linear(x, weight), cos, sin, heads, kv_heads, k_cache, v_cache, start)
 
 
 def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

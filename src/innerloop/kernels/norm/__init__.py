@@ -70,19 +70,25 @@ def modulated_rms_norm(
     return chosen(reference.modulated_rms_norm, x)(x, scale, shift, eps, prefix)
 
 
-def gated_add(x: Tensor, delta: Tensor, gate: Tensor, prefix: Tensor | None = None) -> Tensor:
-    """x + gate * delta, without a norm."""
+def gated_add(x: Tensor, delta: Tensor, gate: Tensor | None, prefix: Tensor | None = None) -> Tensor:
+    """x + gate * delta, without a norm; delta may be shares [P, ..., D], which are added in fp32."""
     return chosen(reference.gated_add, x)(x, delta, gate, prefix)
 
 
 def gated_add_rms_norm(
-    x: Tensor, delta: Tensor, gate: Tensor | None, scale: Tensor, shift: Tensor | None, eps: float
+    x: Tensor,
+    delta: Tensor,
+    gate: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    prefix: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(x + gate * delta, modulated_rms_norm(x + gate * delta))."""
+    """(x + gate * delta, modulated_rms_norm(x + gate * delta)); delta may be shares [P, ..., D], as in `gated_add`."""
     if unfused(x):
-        total = x + (delta if gate is None else (gate * delta).to(x.dtype))
-        return total, modulated_rms_norm(total, scale, shift, eps)
-    return chosen(reference.gated_add_rms_norm, x)(x, delta, gate, scale, shift, eps)
+        total = gated_add(x, delta, gate, prefix)
+        return total, modulated_rms_norm(total, scale, shift, eps, prefix)
+    return chosen(reference.gated_add_rms_norm, x)(x, delta, gate, scale, shift, eps, prefix)
 
 
 def modulated_layer_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:

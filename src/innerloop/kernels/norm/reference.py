@@ -66,9 +66,9 @@ def modulated_rms_norm(
     return _modulate(_rms(x, eps), scale, shift).to(x.dtype)
 
 
-def gated_add(x: Tensor, delta: Tensor, gate: Tensor, prefix: Tensor | None = None) -> Tensor:
+def gated_add(x: Tensor, delta: Tensor, gate: Tensor | None, prefix: Tensor | None = None) -> Tensor:
     """x + gate * delta, rounded once."""
-    return _add(x, delta, gate if prefix is None else by_token(gate, prefix, x.shape[1]))
+    return _add(x, delta, gate if gate is None or prefix is None else by_token(gate, prefix, x.shape[1]))
 
 
 def by_token(table: Tensor, prefix: Tensor, tokens: int) -> Tensor:
@@ -78,11 +78,17 @@ def by_token(table: Tensor, prefix: Tensor, tokens: int) -> Tensor:
 
 
 def gated_add_rms_norm(
-    x: Tensor, delta: Tensor, gate: Tensor | None, scale: Tensor, shift: Tensor | None, eps: float
+    x: Tensor,
+    delta: Tensor,
+    gate: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    prefix: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(total, modulated_rms_norm(total)) of total = x + gate * delta, rounded before it is normalised."""
-    total = _add(x, delta, gate)
-    return total, modulated_rms_norm(total, scale, shift, eps)
+    total = gated_add(x, delta, gate, prefix)
+    return total, modulated_rms_norm(total, scale, shift, eps, prefix)
 
 
 def modulated_layer_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:

@@ -74,18 +74,22 @@ def _norm(
 
 @triton.jit
 def _gated_add(
-    x_ptr, delta_ptr, gate_ptr, prefix_ptr, out_ptr, tokens, width, gate_stride,
-    PREFIXED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, delta_ptr, gate_ptr, prefix_ptr, out_ptr, tokens, width, share_stride, gate_stride,
+    SHARES: tl.constexpr, PREFIXED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     held = column < width
     wait_for_producer(PDL)
     x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
-    delta = tl.load(delta_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
-    gate = _operand(gate_ptr, gate_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
+    delta_at = delta_ptr + row * width + column
+    delta = tl.load(delta_at, mask=held, other=0.0).to(tl.float32)
+    for share in tl.static_range(1, SHARES):
+        delta += tl.load(delta_at + share * share_stride, mask=held, other=0.0).to(tl.float32)
+    if gate_ptr is not None:
+        delta = delta * _operand(gate_ptr, gate_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
     release_successor(PDL)
-    tl.store(out_ptr + row * width + column, (x + gate * delta).to(out_ptr.dtype.element_ty), mask=held)
+    tl.store(out_ptr + row * width + column, (x + delta).to(out_ptr.dtype.element_ty), mask=held)
 
 
 @triton.jit
@@ -167,26 +171,33 @@ def modulated_rms_norm(
     return _run(x, (None, None), (None, scale, shift), eps, True, prefix=prefix)[1]
 
 
-def gated_add(x: Tensor, delta: Tensor, gate: Tensor, prefix: Tensor | None = None) -> Tensor:
+def gated_add(x: Tensor, delta: Tensor, gate: Tensor | None, prefix: Tensor | None = None) -> Tensor:
     """See kernels.norm."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
     width, tokens = x.shape[-1], x.shape[-2]
     block = launch.power_of_two(width)
-    gate, stride = _rows(gate)
+    gate, stride = (None, 0) if gate is None else _rows(gate)
+    shares = delta.shape[0] if delta.dim() > x.dim() else 1
     _gated_add[(x.numel() // width,)](
-        x.contiguous(), delta.contiguous(), gate, prefix, out, tokens, width, stride, PREFIXED=prefix is not None,
-        BLOCK=block, **launch.options(launch.choose(TABLE, (block,), x.device), x.device),
+        x.contiguous(), delta.contiguous(), gate, prefix, out, tokens, width, x.numel(), stride,
+        SHARES=shares, PREFIXED=prefix is not None, BLOCK=block, **launch.options(launch.choose(TABLE, (block,), x.device), x.device),
     )  # fmt: skip
     return out
 
 
 def gated_add_rms_norm(
-    x: Tensor, delta: Tensor, gate: Tensor | None, scale: Tensor, shift: Tensor | None, eps: float
+    x: Tensor,
+    delta: Tensor,
+    gate: Tensor | None,
+    scale: Tensor,
+    shift: Tensor | None,
+    eps: float,
+    prefix: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See kernels.norm."""
-    return _run(x, (delta, None), (gate, scale, shift), eps, True)
+    return _run(x, (delta, None), (gate, scale, shift), eps, True, prefix=prefix)
 
 
 def modulated_layer_norm(x: Tensor, scale: Tensor, shift: Tensor | None, eps: float) -> Tensor:
