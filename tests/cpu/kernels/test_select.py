@@ -15,7 +15,7 @@ OPS = {
     "rope": ("rotate_and_store",),
     "attention": ("attention", "rotary_attention"),
     "activation": ("activate", "glu"),
-    "linear": ("linear", "batched"),
+    "linear": ("linear", "batched", "gated", "rotated"),
     "image": ("frames_to_patches",),
     "embedding": ("embed",),
     "timestep": ("sincos",),

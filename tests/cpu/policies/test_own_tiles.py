@@ -61,7 +61,9 @@ def test_dense_means_what_packed_means(rows: int, plain: bool, given: int | None
         torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize(("rows", "plain", "given"), [(33, False, None), (50, False, 7), (51, True, None), (64, False, 0)])
+@pytest.mark.parametrize(
+    ("rows", "plain", "given"), [(33, False, None), (50, False, 7), (51, True, None), (64, False, 0)]
+)
 def test_the_chain_s_kernels(rows: int, plain: bool, given: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, interpreted, on tiles such as a device takes; what they forget to write is NaN."""
     prefix = None if given is None else torch.tensor([[given]], dtype=torch.int32)
@@ -76,7 +78,10 @@ def test_the_chain_s_kernels(rows: int, plain: bool, given: int | None, monkeypa
         monkeypatch.setattr(f"innerloop.kernels.{name}.chosen", _twin)
     monkeypatch.setattr("innerloop.kernels.linear.on_device", lambda x: True)
     monkeypatch.setattr(torch, "empty", poisoned)
-    pair, share = {"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 32}, {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 32, "BULK": 1}
+    pair, share = (
+        {"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 32},
+        {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 32, "BULK": 1},
+    )
     forced: dict[launch.Key, Launch] = {
         ("linear.gated", (rows, 96, 1 << 30, 64, 2)): Launch.of(4, 2, **pair),
         ("linear.rotated", (rows, 96, 16, 64, 2)): Launch.of(4, 2, **pair),
