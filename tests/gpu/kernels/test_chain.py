@@ -1,18 +1,16 @@
 """The dense DiT's chain of dependent launches: own tiles against fp32, and every kernel behind a producer that is late."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from few_rows import ON_HOPPER
+from late import Call, behind_delayed, captured, one_after_another, starts_early, unguarded
 
 from bench.cases import earned
 from innerloop.blocks.dit import DiT, DiTSizes
@@ -20,9 +18,8 @@ from innerloop.kernels import attention, launch, linear, norm, use_kernels
 from innerloop.kernels.linear import reference
 
 pytestmark = ON_HOPPER
-BF16, INT32 = torch.bfloat16, torch.int32
+BF16 = torch.bfloat16
 WIDTH, HEADS, DIM = 1536, 32, 48
-SLEEP = "nanosleep.u32 50000; mov.b32 $0, $1;"
 PAIRS = (
     "shares-norm",
     "norm-q",
@@ -33,40 +30,10 @@ PAIRS = (
     "attention-out",
     "up-down",
 )
-Call = Callable[[torch.Tensor], Any]
 
 
 def _random(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return (torch.randn(shape, device="cuda") * scale).to(BF16)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _late(  # type: ignore[no-untyped-def]
-    source_ptr, target_ptr, words, memory_ptr, kept_ptr, held, SLEEP: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Lets its successor start, sleeps, and only then writes `target` and reads `memory`."""
-    tl.extra.cuda.gdc_launch_dependents()
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(source_ptr + at, mask=at < words, other=0)
-    value = tl.inline_asm_elementwise(SLEEP, "=r,r", [value], dtype=tl.int32, is_pure=False, pack=1)
-    tl.store(target_ptr + at, value, mask=at < words)
-    tl.debug_barrier()  # no load moves up across it
-    tl.store(kept_ptr + at, tl.load(memory_ptr + at, mask=at < held, other=0), mask=at < held)
-
-
-class _Memory:
-    """torch.empty out of one known piece of memory, so that a test knows where a kernel will write."""
-
-    def __init__(self, size: int) -> None:
-        self.words = torch.zeros(size // 4, dtype=INT32, device="cuda")
-        self.used = 0
-
-    def empty(self, shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """As torch.empty; every piece begins at a multiple of 256 bytes."""
-        count = torch.Size(shape).numel() * dtype.itemsize
-        piece = self.words.view(torch.uint8)[self.used : self.used + count]
-        self.used += -(-count // 256) * 256
-        return piece.view(dtype).view(shape)
 
 
 def _consumers(rows: int) -> dict[str, tuple[torch.Tensor, Call]]:
@@ -105,22 +72,6 @@ def _consumers(rows: int) -> dict[str, tuple[torch.Tensor, Call]]:
     }
 
 
-def _results(result: Any) -> list[torch.Tensor]:
-    return list(result) if isinstance(result, tuple) else [result]
-
-
-def _unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on kernels start early and do not wait."""
-    usual = launch.options
-    monkeypatch.setattr(launch, "options", lambda *given: {**usual(*given), "PDL": False})
-
-
-def _one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on no kernel starts early; the choices stay those of a chain."""
-    usual = launch.options
-    monkeypatch.setattr(launch, "options", lambda *given: {**usual(*given), "PDL": False, "launch_pdl": False})
-
-
 @pytest.mark.usefixtures("poisoned_allocations")
 @pytest.mark.parametrize("rows", [1, 7, 16, 41, 48, 63, 64])
 def test_own_tiles_against_fp32(rows: int) -> None:
@@ -155,48 +106,8 @@ def test_a_late_producer_is_waited_for(name: str, monkeypatch: pytest.MonkeyPatc
     early = []
     for rows in (16, 41):
         with monkeypatch.context() as patched:
-            early.append(_starts_early(rows, name, patched))
+            early.append(starts_early(*_consumers(rows)[name], patched))
     assert any(early)
-
-
-def _starts_early(rows: int, name: str, patched: pytest.MonkeyPatch) -> bool:
-    """Checks one pair; whether its second kernel, without its wait, went wrong."""
-    given, consume = _consumers(rows)[name]
-    memory, late = _Memory(16 << 20), torch.zeros_like(given)
-    source, target = given.view(-1).view(INT32), late.view(-1).view(INT32)
-    with launch.dependent_launch():
-        expected = [t.clone() for t in _results(consume(given))]
-        patched.setattr(torch, "empty", memory.empty)
-        patched.setattr(torch, "empty_like", lambda t: memory.empty(t.shape, t.dtype, t.device))
-        consume(late)
-        held = memory.used // 4
-        kept = torch.zeros_like(memory.words[:held])
-        grid = (triton.cdiv(max(source.numel(), held), 1024),)
-
-        def both() -> list[torch.Tensor]:
-            memory.used = 0
-            memory.words.fill_(0x11111111)
-            for stale in (late, kept):
-                stale.zero_()
-            _late[grid](source, target, source.numel(), memory.words, kept, held, SLEEP=SLEEP, BLOCK=1024)
-            return _results(consume(late))
-
-        def captured() -> tuple[torch.cuda.CUDAGraph, list[torch.Tensor]]:
-            both()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                results = both()
-            return graph, results
-
-        graph, results = captured()
-        for _ in range(20):
-            graph.replay()
-            assert all(torch.equal(want, have) for want, have in zip(expected, results, strict=True))
-            assert (kept == 0x11111111).all()
-        _unguarded(patched)
-        graph, results = captured()
-        graph.replay()
-        return not all(torch.equal(want, have) for want, have in zip(expected, results, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +146,7 @@ def test_the_transformer_against_fp32_and_without_overlap(dit: DiT, rows: int, m
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         overlapped = dit(x, table, memory, valid)
-    _one_after_another(monkeypatch)
+    one_after_another(monkeypatch)
     for seed in range(50):
         torch.manual_seed(seed)
         x.copy_(torch.randn_like(x))
@@ -246,47 +157,18 @@ def test_the_transformer_against_fp32_and_without_overlap(dit: DiT, rows: int, m
 def test_every_pair_of_the_transformer_with_late_producers(dit: DiT, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel's result reaches the next through a copy that lets that one start, sleeps, and then writes."""
     inputs = _inputs(dit, 41)
-    nothing = torch.zeros(1, dtype=INT32, device="cuda")
-
-    def delayed(result: torch.Tensor) -> torch.Tensor:
-        moved = torch.zeros_like(result)
-        source, target = (t.view(-1).view(INT32) for t in (result, moved))
-        grid = (triton.cdiv(source.numel(), 1024),)
-        _late[grid](source, target, source.numel(), nothing, nothing, 0, SLEEP=SLEEP, BLOCK=1024)
-        return moved
-
-    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*given: Any, **named: Any) -> Any:
-            result = call(*given, **named)
-            if not launch.dependent():
-                return result
-            if isinstance(result, torch.Tensor):
-                return delayed(result)
-            first, second = result
-            if second is None or second.dim() == 1:  # shares and their bias
-                return delayed(first), second
-            return delayed(first), delayed(second)
-
-        return wrapped
 
     with monkeypatch.context() as plain:
-        _one_after_another(plain)
+        one_after_another(plain)
         expected = dit(*inputs)
     for module, name in ((linear, "linear"), (linear, "deferred"), (norm, "add_layer_norm"), (attention, "attention")):
-        monkeypatch.setattr(module, name, wrap(getattr(module, name)))
+        monkeypatch.setattr(module, name, behind_delayed(getattr(module, name)))
 
-    def captured() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        dit(*inputs)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            result = dit(*inputs)
-        return graph, result
-
-    graph, result = captured()
+    graph, result = captured(lambda: dit(*inputs))
     for _ in range(20):
         graph.replay()
         assert torch.equal(expected, result)
-    _unguarded(monkeypatch)
-    graph, result = captured()
+    unguarded(monkeypatch)
+    graph, result = captured(lambda: dit(*inputs))
     graph.replay()
     assert not torch.equal(expected, result)

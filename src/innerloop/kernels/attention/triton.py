@@ -84,6 +84,13 @@ FEW = Table(
         _tile(4, 1, 16, 32, 4),
         _tile(4, 1, 16, 16, 2),
         _tile(4, 1, 16, 16),
+        # of 33 to 64 tokens with 8 heads: tiles of rows times shares just below the multiprocessors
+        _tile(4, 1, 32, 64, 10),
+        _tile(8, 1, 32, 64, 10),
+        _tile(4, 2, 32, 64, 5),
+        _tile(4, 2, 16, 64, 5),
+        _tile(4, 1, 64, 64, 10),
+        _tile(8, 1, 64, 64, 10),
     ],
     shared_bytes=_shared_bytes,
     suits=_suits,

@@ -57,7 +57,9 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
 
 
 def _suits_chain(choice: Launch, shape: Shape, limits: Limits) -> bool:
-    """As `_suits`, but own tiles in shares of any depth."""
+    """As `_suits`, but own tiles in shares of any depth; in eighths where those leave less than a quarter idle."""
+    if choice == EIGHTHS and (4 * _programs(choice, shape) < 3 * limits.multiprocessors or shape[2] < 4096):
+        return False
     return _fills_once(choice, shape, limits) if choice.warps else _suits(choice, shape, limits)
 
 
@@ -80,6 +82,7 @@ def _library(split: int) -> Launch:
 
 SHALLOW = _tile(4, 4, 64, 64, 2, inner=128)
 QUARTERS = _library(4)
+EIGHTHS = _tile(4, 4, 64, 64, 8, inner=128)
 
 DEFERRED = Table(
     "linear.deferred",
@@ -110,7 +113,16 @@ CHAINED = Table(
 CHAINED_SHARES = Table(
     "linear.chained_shares",
     default=[_library(1)],
-    rows={90: [*(_tile(4, 4, 64, 64, split, inner=128) for split in (5, 4, 3)), _library(2), _library(1)]},
+    rows={
+        90: [
+            EIGHTHS,
+            *(_tile(4, 4, 64, 64, split, inner=128) for split in (5, 4, 3)),
+            *(_tile(4, 3, 64, 64, split, inner=128) for split in (8, 4)),
+            *(_tile(4, 4, 64, 32, split, inner=128) for split in (4, 3, 2)),
+            _library(2),
+            _library(1),
+        ]
+    },
     shared_bytes=_shared_bytes,
     suits=_suits_chain,
 )
