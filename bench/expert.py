@@ -80,7 +80,9 @@ class Subject:
             "qkv, rotation": lambda i: linear.rotated(
                 self.x, layers[i].qkv_weight, *self.rotary, s.heads, s.kv_heads, c.keys[i], c.values[i], self.start
             ),
-            "attention": lambda i: attention.attention(q, c.keys[i], c.values[i], c.valid, s.head_dim**-0.5),
+            "attention": lambda i: attention.continued(
+                q, c.keys[i], c.values[i], c.valid, s.head_dim**-0.5, self.start
+            ),
             "out, norm": lambda i: joined(i, self.mixed, "out_weight"),
             "gate-up, unit": lambda i: linear.gated(self.x, layers[i].gate_up_weight, "gelu_tanh"),
             "down, norm": lambda i: joined(i, self.hidden, "down_weight"),

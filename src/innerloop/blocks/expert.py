@@ -107,7 +107,7 @@ class ActionExpert(Packable):
                 first, second = norms[2 * i], norms[2 * i + 1]
                 keys, values = cache.keys[i], cache.values[i]
                 q = linear.rotated(normed, layer.qkv_weight, *rotary, s.heads, s.kv_heads, keys, values, start)
-                mixed = attention.attention(q, keys, values, cache.valid, s.head_dim**-0.5)
+                mixed = attention.continued(q, keys, values, cache.valid, s.head_dim**-0.5, start)
                 delta, _ = linear.deferred(mixed, layer.out_weight)
                 x, normed = norm.gated_add_rms_norm(x, delta, first.gate, second.scale, second.shift, EPS, prefix)
                 delta, _ = linear.deferred(linear.gated(normed, layer.gate_up_weight, "gelu_tanh"), layer.down_weight)

@@ -5,6 +5,7 @@ import torch
 from agreement import agree
 
 from innerloop.kernels import launch
+from innerloop.kernels.attention import ahead
 from innerloop.kernels.attention import triton as kernel
 from innerloop.kernels.launch import Launch
 
@@ -129,3 +130,42 @@ def test_only_aligned_whole_heads_are_copied_in_bulk() -> None:
     assert kernel._copies_in_bulk(torch.zeros(1, 8, 2, 32))
     for unfit in (torch.zeros(1, 8, 2, 33)[..., 1:], torch.zeros(1, 8, 2, 24), torch.zeros(1, 8, 2, 8)):
         assert not kernel._copies_in_bulk(unfit)
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 51])
+@pytest.mark.parametrize(("batch", "heads", "kv_heads"), [(1, 2, 1), (2, 2, 2)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_new_tokens_over_a_cache_that_is_read_ahead(
+    tokens: int, batch: int, heads: int, kv_heads: int, masked: bool
+) -> None:
+    """A start within a block and at its edge; what is invalid, or lies beyond the last key, is NaN."""
+    for start, tile in ((41, 32), (32, 32), (0, 16)):
+        keys = start + tokens
+        q, k, v = _qkv((batch, tokens, keys, heads, kv_heads, 32), torch.bfloat16)
+        mask = _mask(k, v, *[[*range(0, keys, 3), keys - 1], [*range(keys - 1, keys)]][:batch]) if masked else None
+        shape = (tokens * heads // kv_heads, batch * kv_heads, keys, 32, 2)
+        choice = Launch.of(4, 1, BLOCK_M=32, BLOCK_N=tile)
+        lines = ("attention.combine", (shape[0] * shape[1], 32))
+        forced = {("attention.ahead", shape): choice, lines: Launch.of(4, BLOCK_R=32)}
+        with launch.dependent_launch(), launch.forced(forced), launch.recorded() as used:
+            agree("attention", "continued", q, k, v, mask, 0.2, start, roundings=2)
+        assert {op for op, _ in used} == {"attention.ahead", "attention.combine"}
+
+
+def test_nothing_is_read_ahead_outside_a_chain() -> None:
+    q, k, v = _qkv((1, 3, 80, 4, 1, 16), torch.bfloat16)
+    with launch.recorded() as used:
+        ours = kernel.continued(q, k, v, None, 0.25, 77)
+    assert "attention.ahead" not in {op for op, _ in used}
+    assert torch.equal(ours, kernel.attention(q, k, v, None, 0.25))
+
+
+def test_blocks_ahead_stand_two_a_multiprocessor_at_most() -> None:
+    device = launch.Limits("sm_90", 90, 132, 232448, 50 << 20)
+    for tokens, keys in ((33, 609), (50, 570), (50, 722), (64, 1018)):
+        found = launch.candidates(ahead.TABLE, (8 * tokens, 1, keys, 256, 2), device)
+        assert found[0] != ahead.APART
+        for choice in found[:-1]:
+            assert -(-8 * tokens // choice["BLOCK_M"]) * -(-keys // choice["BLOCK_N"]) <= 264
+    assert launch.candidates(ahead.TABLE, (400, 8, 722, 256, 2), device) == [ahead.APART]
+    assert launch.candidates(ahead.TABLE, (400, 1, 722, 256, 4), device) == [ahead.APART]

@@ -19,6 +19,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
     return chosen(reference.attention, q)(q, k, v, key_valid, scale, causal)
 
 
+def continued(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, start: int) -> Tensor:
+    """As `attention`, of tokens whose own keys and values are the rows from `start` on.
+
+    Within `launch.dependent_launch` the rows before and key_valid are read ahead of the predecessor's end: the caller
+    promises that nothing inside writes those.
+    """
+    if unfused(q):
+        return attention(q, k, v, key_valid, scale)
+    return chosen(reference.continued, q)(q, k, v, key_valid, scale, start)
+
+
 def rotary_attention(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, key_valid: Tensor | None, scale: float
 ) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from innerloop.kernels import launch
+from innerloop.kernels.attention import ahead
 from innerloop.kernels.attention.rotary import rotary_attention as rotary_attention
 from innerloop.kernels.attention.softmax import LOG2_E, soften
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
@@ -89,7 +90,6 @@ FEW = Table(
         _tile(8, 1, 32, 64, 10),
         _tile(4, 2, 32, 64, 5),
         _tile(4, 2, 16, 64, 5),
-        _tile(4, 1, 64, 64, 10),
         _tile(8, 1, 64, 64, 10),
     ],
     shared_bytes=_shared_bytes,
@@ -293,6 +293,25 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
     )  # fmt: skip
     if split > 1:
         _add_shares(part, stats, out, (rows, tokens, split), (kv_heads, heads // kv_heads, dim))
+    return out
+
+
+def continued(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, start: int) -> Tensor:
+    """See kernels.attention."""
+    choice = ahead.choose(q, k)
+    if choice == ahead.APART:
+        return attention(q, k, v, key_valid, scale)
+    batch, tokens, heads, dim = q.shape
+    kv_heads, group = k.shape[2], heads // k.shape[2]
+    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    blocks, rows = triton.cdiv(k.shape[1], choice["BLOCK_N"]), tokens * group
+    part, stats = (
+        torch.empty((blocks, batch * kv_heads * rows, width), dtype=torch.float32, device=q.device)
+        for width in (dim, 2)
+    )
+    ahead.run(q, k, v, key_valid, (part, stats), (scale * LOG2_E, start), choice)
+    out = torch.empty((batch, tokens, heads * dim), dtype=q.dtype, device=q.device)
+    _add_shares(part, stats, out, (rows, tokens, blocks), (kv_heads, group, dim))
     return out
 
 
