@@ -15,6 +15,9 @@ def test_bytes_and_flops() -> None:
     assert norm.gated_add(10, 1024).bytes == 2 * 3 * 10 * 1024 + 4 * 1024
     assert activation.glu(576, 16384).bytes == 576 * 16384 * 3 * 2
     assert linear.linear(560, 32768, 2048).flops == 2 * 560 * 32768 * 2048
+    assert linear.gated(50, 4096, 1024).flops == 2 * 50 * 8192 * 1024 + 11 * 50 * 4096
+    assert linear.gated(50, 4096, 1024).bytes == 2 * (50 * 1024 + 8192 * 1024 + 50 * 4096)
+    assert linear.rotated(50, 8, 1, 256, 1024).bytes == 2 * (50 * 1024 + 2560 * 1024 + 50 * 2560) + 4 * 50 * 256
     assert attention.attention(712, 712, 8, 1, 256).flops == 4 * 712 * 712 * 8 * 256
     assert attention.attention(1, 700, 8, 1, 256).bytes == 2 * 256 * (16 + 1400)
     assert rope.rotate_and_store(1, 8, 1, 256).bytes == 2 * 10 * 256 * 2 + 256 * 4

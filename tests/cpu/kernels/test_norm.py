@@ -66,6 +66,22 @@ def test_tokens_below_a_prefix_take_the_second_row(shape: tuple[int, ...], dtype
     agree("norm", "gated_add", x, delta, gate[0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shares", [1, 4])
+def test_shares_behind_a_gate_and_a_prefix(shares: int, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        batch, tokens, width = shape
+        x, delta = torch.randn(shape).to(dtype), torch.randn(shares, *shape).to(dtype)
+        scale, shift, gate = torch.randn(4, 3, width)[::3].unbind(1)
+        for first in range(tokens + 2):
+            prefix = (torch.arange(batch, dtype=torch.int32)[:, None] + first) % (tokens + 2)
+            agree("norm", "gated_add_rms_norm", x, delta, gate, scale, shift, 1e-6, prefix)
+            agree("norm", "gated_add", x, delta, gate, prefix)
+        agree("norm", "gated_add_rms_norm", x, delta, None, scale[0], None, 1e-6)
+        agree("norm", "gated_add", x, delta, gate[0])
+        agree("norm", "gated_add", x, delta, None)
+
+
 def test_each_entry_has_its_own_prefix() -> None:
     """Row by row against the plain norm, and prefix 0 has its bits."""
     x, (scale, shift) = torch.randn(3, 5, 37), torch.randn(2, 2, 37)

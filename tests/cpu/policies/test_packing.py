@@ -33,6 +33,21 @@ def test_a_batch_of_too_many_rows_keeps_dense_weights_and_the_plan_counts_them(
     assert len(copies) == (4 * 18 if twice else 0)
 
 
+@pytest.mark.parametrize("family", ["pi05", "pi0"])
+@pytest.mark.parametrize(("chunk", "packed"), [(10, True), (32, True), (33, False), (50, False), (64, False)])
+def test_one_robot_of_more_than_32_rows_keeps_dense_weights_alone(
+    family: str, chunk: int, packed: bool, anywhere: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = FAMILIES[family].default(1, chunk, 2)
+    with torch.device("meta"):
+        model = FAMILIES[family].model(config)
+    monkeypatch.setattr(skinny, "pack", lambda weight, pair, keep: Packed(weight, *weight.shape, pair))
+    for batch in (1, 2):
+        place = Placement(torch.device("cpu"), "bf16", batch)
+        assert packed or not assembly._copies(model, place, config)
+    assert assembly._pack(model, Placement(torch.device("cpu"), "bf16", 1), config) == packed
+
+
 def test_what_is_counted_twice_is_what_is_packed(anywhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     config = FAMILIES["pi05"].default(1, 10, 2)
     with torch.device("meta"):

@@ -25,7 +25,16 @@ BF16 = torch.bfloat16
 WIDTH, MLP, HEADS, DIM, START = 1024, 4096, 8, 256, 576
 SIZES = DecoderSizes(WIDTH, 2, MLP, HEADS, 1, DIM)
 ROWS = (33, 41, 50, 51, 64)
-PAIRS = ("norm-qkv", "qkv-attention", "attention-out", "shares-norm", "norm-unit", "unit-down", "shares-sum")
+PAIRS = (
+    "norm-qkv",
+    "qkv-attention",
+    "keys-attention",
+    "attention-out",
+    "shares-norm",
+    "norm-unit",
+    "unit-down",
+    "shares-sum",
+)
 
 
 def _random(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -97,7 +106,10 @@ def test_shares_and_attention_against_fp32(rows: int) -> None:
     with use_kernels("reference"):
         same = attention.attention(q, k, v, *given)
         truth = attention.attention(q.float(), k.float(), v.float(), *given)
-    for label, ours in _each_candidate(lambda: attention.attention(q, k, v, *given), "attention.few"):
+    found = _each_candidate(lambda: attention.attention(q, k, v, *given), "attention.few")
+    for start in (START, 0, 100):
+        found += _each_candidate(lambda s=start: attention.continued(q, k, v, *given, s), "attention.ahead")  # type: ignore[misc]
+    for label, ours in found:
         earned(label, ours, same, truth)
 
 
@@ -112,7 +124,7 @@ def _consumers(rows: int) -> dict[str, tuple[torch.Tensor, Call]]:
     }
     weight = {name: _random(*shape, scale=shape[1] ** -0.5) for name, shape in shapes.items()}
     x, (gate, scale, shift) = _random(1, rows, WIDTH), _random(3, WIDTH).float()
-    k, v = _random(2, 1, START + rows, 1, DIM)
+    q, (k, v) = _random(1, rows, HEADS, DIM), _random(2, 1, START + rows, 1, DIM)
     valid, rotary = (
         torch.ones(1, START + rows, dtype=torch.int32, device="cuda"),
         torch.randn(1, rows, DIM, device="cuda"),
@@ -127,8 +139,9 @@ def _consumers(rows: int) -> dict[str, tuple[torch.Tensor, Call]]:
         "norm-qkv": (_random(1, rows, WIDTH), turned),
         "qkv-attention": (
             _random(1, rows, HEADS, DIM),
-            lambda q: attention.attention(q, k, v, valid, DIM**-0.5),
+            lambda q: attention.continued(q, k, v, valid, DIM**-0.5, START),
         ),
+        "keys-attention": (k, lambda late: attention.continued(q, late, v, valid, DIM**-0.5, 0)),
         "attention-out": (_random(1, rows, HEADS * DIM), lambda y: linear.deferred(y, weight["out"])[0]),
         "shares-norm": (_random(8, 1, rows, WIDTH), lambda d: norm.gated_add_rms_norm(x, d, gate, scale, shift, EPS)),
         "norm-unit": (_random(1, rows, WIDTH), lambda y: linear.gated(y, weight["unit"], "gelu_tanh")),
@@ -161,7 +174,7 @@ def test_the_expert_against_fp32(rows: int, given: int | None) -> None:
         subject.dense.bfloat16()
     with launch.recorded() as used:
         ours = subject.forward(subject.dense, subject.x, prefix)
-    assert {"linear.rotated", "linear.gated", "linear.chained_shares", "norm", "attention.few"} <= {
+    assert {"linear.rotated", "linear.gated", "linear.chained_shares", "norm", "attention.ahead"} <= {
         op for op, _ in used
     }
     earned(f"{rows} rows", ours, same, truth, 2.0**-8)
@@ -199,7 +212,7 @@ def test_every_pair_of_the_expert_with_late_producers(monkeypatch: pytest.Monkey
     for module, names in (
         (linear, ("rotated", "gated", "deferred")),
         (norm, ("modulated_rms_norm", "gated_add_rms_norm", "gated_add")),
-        (attention, ("attention",)),
+        (attention, ("continued",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, behind_delayed(getattr(module, name)))
