@@ -86,6 +86,7 @@ def test_the_chain_s_kernels(rows: int, plain: bool, given: int | None, monkeypa
         ("linear.gated", (rows, 96, 1 << 30, 64, 2)): Launch.of(4, 2, **pair),
         ("linear.rotated", (rows, 96, 16, 64, 2)): Launch.of(4, 2, **pair),
         ("attention.ahead", (4 * rows, 1, START + rows, 32, 2)): Launch.of(4, 1, BLOCK_M=32, BLOCK_N=16),
+        ("attention.combine", (4 * rows, 32)): Launch.of(4, BLOCK_R=32),
         ("linear.chained_shares", (rows, 64, 128, 2)): Launch.of(4, 2, SPLIT=4, **share),
         ("linear.chained_shares", (rows, 64, 96, 2)): Launch.of(4, 2, SPLIT=3, **share),
     }
