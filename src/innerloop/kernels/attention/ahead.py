@@ -69,9 +69,9 @@ def _ahead(
     real = row < rows
     q_at = q_ptr + (batch * q_batch + token.to(tl.int64) * q_token + head * Q_HEAD)[:, None] + column[None, :]
     q = tl.load(q_at, mask=real[:, None], other=0.0)
-    if (block + 1) * BLOCK_N > start:
-        k = tl.load(k_at, mask=seen[:, None], other=0.0)
-        v = tl.load(v_at, mask=seen[:, None], other=0.0)
+    new = seen & (at >= start)
+    k = tl.load(k_at, mask=new[:, None], other=k)
+    v = tl.load(v_at, mask=new[:, None], other=v)
     score = dot(q, tl.trans(k), tl.zeros((BLOCK_M, BLOCK_N), tl.float32))
     score = tl.where(seen[None, :], score, float("-inf"))
     # Finite, so that masked minus masked is not NaN.
