@@ -92,7 +92,8 @@ class Level:
         qwen3_vl.layout_stage(sizes.language, slots, sizes.vision.merge).run(b)
         if images:
             qwen3_vl.grid_stage(vision, slots).run(b)
-            qwen3_vl.vision_stage(vision, slots).run(b)
+            qwen3_vl.resize_stage(vision.sizes, slots).run(b)
+            qwen3_vl.vision_stage(vision).run(b)
         return b
 
     def _text_inputs(self, inputs: dict[str, Value]) -> dict[str, torch.Tensor]:

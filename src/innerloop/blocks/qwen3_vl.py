@@ -13,14 +13,17 @@ from innerloop.blocks import qwen3_names
 from innerloop.blocks.qwen3 import Qwen3, Qwen3Sizes, Reading, rotary
 from innerloop.blocks.qwen3_vision import Grid, Qwen3Vision, Qwen3VisionSizes
 from innerloop.contract import Buffer, CheckpointError, Role, Stage
-from innerloop.kernels import embedding
+from innerloop.kernels import embedding, resample
+from innerloop.process.image import FRAME_BYTES
 from innerloop.process.qwen3vl import Slots
+from innerloop.process.resample import program
 from innerloop.weights.fields import Fields
 
 Tensors = Mapping[str, torch.Tensor]
 
 TICKS = {
-    "pixels": "observation",
+    "frames": "observation",
+    "resizes": "observation",
     "grids": "observation",
     "tokens": "prompt",
     "positions": "prompt",
@@ -115,15 +118,17 @@ def read_sizes(config: Fields) -> Qwen3VLSizes:
 def buffers(sizes: Qwen3VLSizes, slots: Slots, batch: int, dtype: torch.dtype) -> list[Buffer]:
     """Inputs and state of one decision, in plan order."""
     v, t, b, images = sizes.vision, sizes.language, batch, batch * slots.images
-    f32, i32, rows = torch.float32, torch.int32, slots.tokens
+    f32, i32, rows, (words, _) = torch.float32, torch.int32, slots.tokens, resample.room(slots.patches, v.patch_size)
     visual = (1 + len(v.deepstack), batch * slots.image_tokens(v.merge) + 1, t.width)
     return [
-        Buffer("pixels", (b, slots.images, slots.patches * v.patch_bytes), torch.uint8, Role.INPUT),
+        Buffer("frames", (b, slots.images, max(FRAME_BYTES, slots.patches * v.patch_bytes)), torch.uint8, Role.INPUT),
+        Buffer("resizes", (b, slots.images, words), i32, Role.INPUT),
         Buffer("grids", (b, slots.images, 2), i32, Role.INPUT),
         Buffer("tokens", (b, rows), i32, Role.INPUT),
         Buffer("positions", (b, 3, rows), i32, Role.INPUT),
         Buffer("visual_rows", (b, rows), i32, Role.INPUT),
         Buffer("prompt_length", (b, 1), i32, Role.INPUT),
+        Buffer("pixels", (images, slots.patches, v.patch_bytes), torch.uint8, Role.STATE),
         Buffer("patch_valid", (images, slots.patches), i32, Role.STATE),
         Buffer("patch_cos", (images, slots.patches, v.head_dim // 2), f32, Role.STATE),
         Buffer("patch_sin", (images, slots.patches, v.head_dim // 2), f32, Role.STATE),
@@ -164,12 +169,22 @@ def layout_stage(language: Qwen3Sizes, slots: Slots, merge: int) -> Stage:
     return Stage("layout", run, ("visual_rows", "prompt_length", "positions"), LAYOUT)
 
 
-def vision_stage(vision: Qwen3Vision, slots: Slots) -> Stage:
+def resize_stage(sizes: Qwen3VisionSizes, slots: Slots) -> Stage:
+    """uint8 frames of any size -> uint8 patches, as the words that come with them say."""
+
+    def run(b: Tensors) -> None:
+        frames, words = b["frames"].flatten(0, 1), b["resizes"].flatten(0, 1)
+        patches = resample.resample(frames, words, slots.resizes, slots.patches, sizes.patch_size, sizes.merge)
+        b["pixels"].copy_(patches)
+
+    return Stage("resize", run, ("frames", "resizes"), ("pixels",))
+
+
+def vision_stage(vision: Qwen3Vision) -> Stage:
     """Pixels -> visual tokens and DeepStack features, and after them a row of zeros."""
 
     def run(b: Tensors) -> None:
-        pixels = b["pixels"].flatten(0, 1).view(-1, slots.patches, vision.sizes.patch_bytes)
-        tokens, features = vision(pixels, Grid(*(b[name] for name in GRID)))
+        tokens, features = vision(b["pixels"], Grid(*(b[name] for name in GRID)))
         b["visual"][:, -1].zero_()
         for row, value in enumerate((tokens, *features)):
             b["visual"][row, :-1].copy_(value.flatten(0, 1))
@@ -208,9 +223,12 @@ def sample(sizes: Qwen3VLSizes, slots: Slots, batch: int, length: int) -> dict[s
     rng, merge = np.random.default_rng(0), sizes.vision.merge
     visual, rows = slots.image_tokens(merge), np.full((batch, slots.tokens), -1, np.int32)
     rows[:, 4 : 4 + visual] = np.arange(visual)
-    size = (batch, slots.images, slots.patches * sizes.vision.patch_bytes)
+    patch, images = sizes.vision.patch_size, batch * slots.images
+    size = (merge * patch, slots.patches // merge * patch)
+    words = program(size, (), slots.resizes, resample.room(slots.patches, patch))
     return {
-        "pixels": rng.integers(0, 256, size, np.uint8),
+        "frames": [rng.integers(0, 256, 3 * size[0] * size[1], np.uint8) for _ in range(images)],
+        "resizes": [words] * images,
         "grids": np.full((batch, slots.images, 2), (merge, slots.patches // merge), np.int32),
         "tokens": rng.integers(0, sizes.language.vocab_size, (batch, slots.tokens), dtype=np.int32),
         "positions": np.broadcast_to(np.arange(slots.tokens, dtype=np.int32), (batch, 3, slots.tokens)).copy(),

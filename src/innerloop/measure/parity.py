@@ -183,9 +183,9 @@ def intermediates(policy: LoadedPolicy, observation: Mapping[str, Any], noise: n
         interpreter.write(name, value)
     with use_kernels(policy.placement.kernels), _Steps(policy.model) as steps:
         interpreter.run(plan, skip=False)
-        before = _flow_stages if "frames" in plan.buffers else _chat_stages
+        before = _flow_stages if "grids" not in plan.buffers else _chat_stages
         result = before(policy, prepared, interpreter)
-    rising = "frames" not in plan.buffers
+    rising = "grids" in plan.buffers
     result |= {f"velocity.{step}": value for step, value in enumerate(steps.velocities(policy.config.steps, rising))}
     normalized = _numpy(interpreter.read("actions"))[0]
     actions = policy.processor.finish(normalized, prepared.context)
@@ -215,8 +215,9 @@ def _chat_stages(policy: LoadedPolicy, prepared: Prepared, interpreter: Interpre
     model: Any = policy.model
     inputs, tensors = prepared.inputs, interpreter.arena.tensors
     length, merge = int(inputs["prompt_length"][0]), policy.config.vision.merge
-    shown = [(p, int(h), int(w)) for p, (h, w) in zip(inputs["pixels"], inputs["grids"], strict=True) if h]
-    frames = [np.repeat(p.reshape(h * w, 1, -1, 3), policy.config.vision.temporal, 1) for p, h, w in shown]
+    cut = zip(_numpy(interpreter.read("pixels")), inputs["grids"], strict=True)
+    shown = [(p, int(h), int(w)) for p, (h, w) in cut if h]
+    frames = [np.repeat(p[: h * w].reshape(h * w, 1, -1, 3), policy.config.vision.temporal, 1) for p, h, w in shown]
     planes = np.concatenate(frames).transpose(0, 3, 1, 2)  # channel, frame, pixel, as the official side has them
     visual, room = tensors["visual"][0], policy.config.slots.patches // merge**2
     vision = [visual[i * room :][: h * w // merge**2] for i, (_, h, w) in enumerate(shown)]

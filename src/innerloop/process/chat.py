@@ -13,11 +13,9 @@ from innerloop.process.crop import Framing
 from innerloop.process.image import ImageSpec, to_frame
 from innerloop.process.pipeline import Draft, Step
 from innerloop.process.qwen3vl import Cut, Encoder
-from innerloop.runtime.threads import side_by_side
 from innerloop.weights.fields import Fields
 
 DEFAULT_TASK = "Perform the task."  # LeRobot 0.6.1 groot/utils.py, where there is no instruction
-ALONE = 1 << 18  # bytes; a frame of so many is ready about as soon as another thread has woken up
 _PUNCTUATION = re.compile(r"[^\w\s]")
 
 
@@ -57,19 +55,15 @@ class ChatStep(Step):
             for name, image in zip(self.cameras.names, matched, strict=True)
             if image is not None
         ]
-        # One frame may stand for several time steps.
-        unique = {id(frame): frame for view in given for frame in view}
-        frames = list(unique.values())
-        spread = side_by_side if max(frame.size for frame in frames) > ALONE else map
-        cut = dict(zip(unique, spread(self._cut, frames), strict=True))
+        turn = [self._cut(view[step]) for step in range(self.frames) for view in given]
         text = draft.prompt or DEFAULT_TASK
         text = _PUNCTUATION.sub("", text.lower()) if self.formal else text
-        encoded = self.encoder.join([cut[id(view[step])] for step in range(self.frames) for view in given], text)
+        encoded = self.encoder.join(turn, text)
         draft.inputs |= encoded.inputs
         draft.tokens, draft.text = encoded.tokens, text
 
     def _cut(self, frame: np.ndarray) -> Cut:
-        return self.encoder.cut(self.framing.apply(frame))
+        return self.encoder.cut(frame, self.framing.operations(*frame.shape[:2]))
 
     def _steps(self, name: str, image: object) -> list[np.ndarray]:
         """Checked frames, one a time step; a single one stands for all of them."""

@@ -1,14 +1,11 @@
 """GR00T's way from a camera frame to the picture its processor sees: square padding, resize, centre crop, resize again."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from innerloop.process.qwen3vl import resize
-
-_BITS = 11  # cv2 INTER_RESIZE_COEF_BITS: enlarging works with weights of so many bits
+from innerloop.process.resample import Operation, Resize, Window, applied
 
 
 @dataclass(frozen=True)
@@ -24,15 +21,33 @@ class Framing:
     area: bool = False
     letterbox: bool = False
 
+    def operations(self, height: int, width: int) -> tuple[Operation, ...]:
+        """What is done to a frame of this size, in order."""
+        done: list[Operation] = []
+        if self.letterbox and height != width:
+            side = max(height, width)
+            done.append(Window(-((side - height) // 2), -((side - width) // 2), side, side))
+            height, width = side, side
+        for step in (self._first, self._middle, self._second):
+            found = step(height, width)
+            if found is not None:
+                done.append(found)
+                height, width = found.height, found.width
+        return tuple(done)
+
     def apply(self, frame: np.ndarray) -> np.ndarray:
         """uint8 [H, W, 3] -> uint8; the bytes of LeRobot 0.6.1 processor_groot.py."""
-        if self.letterbox:
-            frame = _square(frame)
-        if self.area:
-            return resize_edge(_centre(resize_edge(frame, self.edge), self.fraction, int), self.edge)
-        square = frame if frame.shape[:2] == (self.edge, self.edge) else resize(frame, self.edge, self.edge)
-        cropped = _centre(square, self.fraction, round)
-        return cropped if cropped.shape[:2] == self.target else resize(cropped, *self.target)
+        return applied(self.operations(*frame.shape[:2]), frame)
+
+    @property
+    def resizes(self) -> int:
+        """How many resizes there may be."""
+        again = 0.0 < self.fraction < 1.0 or (not self.area and (self.edge, self.edge) != self.target)
+        return 1 + again
+
+    def refitted(self, fitted: Callable[[int, int], tuple[int, int]]) -> bool:
+        """Whether `fitted` changes the size of a picture once more; of one whose aspect is kept it may."""
+        return (self.area and not self.letterbox) or fitted(*self._fixed()) != self._fixed()
 
     def largest(self, aspect: float) -> tuple[int, int]:
         """Height and width of what `apply` gives for frames up to so many times as wide as high."""
@@ -41,140 +56,27 @@ class Framing:
     def _fixed(self) -> tuple[int, int]:
         return (self.edge, self.edge) if self.area else self.target
 
+    def _first(self, height: int, width: int) -> Operation | None:
+        if self.area:
+            return _to_edge(height, width, self.edge)
+        return None if (height, width) == (self.edge, self.edge) else Resize("bicubic", self.edge, self.edge)
 
-def resize_edge(frame: np.ndarray, edge: int) -> np.ndarray:
-    """uint8 [H, W, 3] with its shorter side at `edge`, as cv2.resize with INTER_AREA gives it."""
-    height, width = frame.shape[:2]
+    def _middle(self, height: int, width: int) -> Operation | None:
+        if not 0.0 < self.fraction < 1.0:
+            return None
+        whole: Callable[[float], int] = int if self.area else round
+        tall, wide = max(1, whole(height * self.fraction)), max(1, whole(width * self.fraction))
+        return Window((height - tall) // 2, (width - wide) // 2, tall, wide)
+
+    def _second(self, height: int, width: int) -> Operation | None:
+        if self.area:
+            return _to_edge(height, width, self.edge)
+        return None if (height, width) == self.target else Resize("bicubic", *self.target)
+
+
+def _to_edge(height: int, width: int, edge: int) -> Operation | None:
+    """The shorter side at `edge`, the aspect kept."""
     if min(height, width) == edge:
-        return frame
+        return None
     scale = edge / min(height, width)
-    return resize_area(frame, max(1, round(height * scale)), max(1, round(width * scale)))
-
-
-def resize_area(frame: np.ndarray, height: int, width: int) -> np.ndarray:
-    """uint8 [H, W, 3] -> [height, width, 3], cv2's INTER_AREA: means of the covered area, or bilinear where it enlarges.
-
-    By OpenCV where it is installed, which takes a twentieth of the time.
-    """
-    fast = _opencv()
-    return by_hand(frame, height, width) if fast is None else fast(frame, height, width)
-
-
-@functools.cache
-def _opencv() -> Callable[[np.ndarray, int, int], np.ndarray] | None:
-    """None without OpenCV 4, whose bytes LeRobot's pictures are."""
-    try:
-        import cv2
-    except ImportError:
-        return None
-    if not cv2.__version__.startswith("4."):
-        return None
-
-    def fast(frame: np.ndarray, height: int, width: int) -> np.ndarray:
-        resized: np.ndarray = cv2.resize(frame, (width, height), interpolation=cv2.INTER_AREA)
-        return resized
-
-    return fast
-
-
-def by_hand(frame: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The same bytes as OpenCV 4 from numpy."""
-    if height > frame.shape[0] or width > frame.shape[1]:
-        return _enlarge(frame, height, width)
-    if frame.shape[0] % height == 0 == frame.shape[1] % width:
-        return _whole_cells(frame, height, width)
-    index, share = _shares(frame.shape[1], width)
-    wide = np.repeat(share, frame.shape[2], axis=1)  # a weight a byte: long inner loops
-    columns = _total(np.take(frame, i, 1).reshape(len(frame), -1) * w for i, w in zip(index, wide, strict=True))
-    index, share = _shares(frame.shape[0], height)
-    mean = _total(np.take(columns, i, 0) * w[:, None] for i, w in zip(index, share, strict=True))
-    rounded: np.ndarray = np.clip(np.rint(mean, out=mean), 0, 255, out=mean).astype(np.uint8)
-    return rounded.reshape(height, width, -1)
-
-
-def _whole_cells(frame: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Means of whole cells; of 2 x 2 in whole numbers, where a half is rounded up and not to the even one."""
-    down, across = frame.shape[0] // height, frame.shape[1] // width
-    total = frame.reshape(height, down, width, across, -1).sum((1, 3), dtype=np.int32)
-    if (down, across) == (2, 2):
-        halved: np.ndarray = ((total + 2) >> 2).astype(np.uint8)
-        return halved
-    mean: np.ndarray = np.rint(total.astype(np.float32) * (np.float32(1) / np.float32(down * across))).astype(np.uint8)
-    return mean
-
-
-@functools.lru_cache(maxsize=32)
-def _shares(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which source cells each of `new` covers and how much of it they are, [taps, new] (cv2 computeResizeAreaTab)."""
-    scale = old / new
-    start = np.arange(new) * scale
-    stop = start + scale
-    cell = np.minimum(scale, old - start)
-    taps = int(np.ceil(scale)) + 1
-    index = np.floor(start).astype(int) + np.arange(taps)[:, None]
-    covered = np.minimum(index + 1, stop) - np.maximum(index, start)
-    covered = np.where(covered > 1e-3, np.minimum(covered, 1.0), 0.0)
-    return np.minimum(index, old - 1), (covered / cell).astype(np.float32)
-
-
-def _enlarge(frame: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Bilinear in whole numbers, with the weights that cv2's INTER_AREA has where it enlarges."""
-    tall, wide, channels = frame.shape
-    low, high, below, above = _neighbours(wide, width)
-    below, above = np.repeat(below, channels), np.repeat(above, channels)  # a weight a byte: long inner loops
-    rows = np.take(frame, low, 1).reshape(tall, -1) * below
-    rows += np.take(frame, high, 1).reshape(tall, -1) * above
-    rows >>= 4
-    low, high, below, above = _neighbours(tall, height)
-    blended = np.take(rows, low, 0)
-    blended *= below[:, None]
-    blended >>= 16
-    more = np.take(rows, high, 0)
-    more *= above[:, None]
-    more >>= 16
-    blended += more
-    blended += 2
-    blended >>= 2
-    enlarged: np.ndarray = np.clip(blended, 0, 255, out=blended).astype(np.uint8)
-    return enlarged.reshape(height, width, channels)
-
-
-@functools.lru_cache(maxsize=32)
-def _neighbours(old: int, new: int) -> tuple[np.ndarray, ...]:
-    """Lower and upper source cell of each new one, and the share of each in 2^11ths."""
-    at = np.arange(new)
-    inverse = new / old
-    low = np.floor(at * (1.0 / inverse)).astype(int)
-    share = ((at + 1) - (low + 1) * inverse).astype(np.float32)
-    share = np.where(share <= 0, np.float32(0), share - np.floor(share))
-    share = np.where(low >= old - 1, np.float32(0), share)
-    low = np.minimum(low, old - 1)
-    above = np.rint(share * (1 << _BITS)).astype(np.int32)
-    return low, np.minimum(low + 1, old - 1), (1 << _BITS) - above, above
-
-
-def _total(parts: Iterator[np.ndarray]) -> np.ndarray:
-    """Their sum, in order: the order is that of cv2's rounding."""
-    total = next(parts)
-    for part in parts:
-        total += part
-    return total
-
-
-def _centre(frame: np.ndarray, fraction: float, whole: Callable[[float], int]) -> np.ndarray:
-    """The middle; `whole` is how a side becomes a number of pixels."""
-    if not 0.0 < fraction < 1.0:
-        return frame
-    height, width = frame.shape[:2]
-    tall, wide = max(1, whole(height * fraction)), max(1, whole(width * fraction))
-    top, left = (height - tall) // 2, (width - wide) // 2
-    return np.ascontiguousarray(frame[top : top + tall, left : left + wide])
-
-
-def _square(frame: np.ndarray) -> np.ndarray:
-    height, width = frame.shape[:2]
-    side = max(height, width)
-    out = np.zeros((side, side, 3), np.uint8)
-    top, left = (side - height) // 2, (side - width) // 2
-    out[top : top + height, left : left + width] = frame
-    return out
+    return Resize("area", max(1, round(height * scale)), max(1, round(width * scale)))

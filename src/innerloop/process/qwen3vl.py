@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from innerloop.contract import CheckpointError, ObservationError
+from innerloop.kernels.resample import room
+from innerloop.process.image import FRAME_BYTES
+from innerloop.process.resample import Operation, Resize, applied, nothing, program
 from innerloop.process.text import open_backend
 from innerloop.weights.fields import Fields
 
@@ -65,19 +66,21 @@ class ImageRules:
         tall, wide = self.fitted(height, width)
         return tall // self.patch, wide // self.patch
 
+    def operations(self, height: int, width: int) -> tuple[Operation, ...]:
+        """The resize of an image that is not of a fitted size."""
+        size = self.fitted(height, width)
+        return () if size == (height, width) else (Resize("bicubic", *size),)
+
     def patches(self, image: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
         """uint8 [H, W, 3] -> uint8 [patches, 3 * patch^2] in merge order (row, column, channel), and the grid.
 
-        A row of a patch lies together in the image and stays so; the tower's own order is made on the device.
+        What the plan makes of a frame, on the host.
         """
-        tall, wide = self.fitted(*image.shape[:2])
-        if image.shape[:2] != (tall, wide):
-            image = resize(image, tall, wide)
-        rows, columns, merge = tall // self.patch, wide // self.patch, self.merge
-        strips = np.ascontiguousarray(image).reshape(tall, -1).view(f"V{3 * self.patch}")
-        blocks = strips.reshape(rows // merge, merge, self.patch, columns // merge, merge)
-        ordered = np.ascontiguousarray(blocks.transpose(0, 3, 1, 4, 2)).reshape(rows * columns, -1)
-        return ordered.view(np.uint8), (rows, columns)
+        image = applied(self.operations(*image.shape[:2]), image)
+        (tall, wide), merge = image.shape[:2], self.merge
+        rows, columns = tall // self.patch, wide // self.patch
+        blocks = image.reshape(rows // merge, merge, self.patch, columns // merge, merge, -1)
+        return blocks.transpose(0, 3, 1, 4, 2, 5).reshape(rows * columns, -1), (rows, columns)
 
 
 class Patches(Protocol):
@@ -98,30 +101,22 @@ def image_rules(places: Iterable[Path | None], vision: Patches) -> ImageRules:
     return replace(found, patch=vision.patch_size, merge=vision.merge, temporal=vision.temporal)
 
 
-def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """uint8 [H, W, 3] -> [height, width, 3], bicubic and antialiased: the bytes of transformers' fast image processor.
-
-    Pillow's differ by one in some pixels, for its coefficients are finer. The batch axis is made before the others move:
-    only so does torch see channels last, and neither split them nor join them again.
-    """
-    planes = torch.from_numpy(np.array(image, order="C"))[None].permute(0, 3, 1, 2)
-    resized = F.interpolate(planes, (height, width), mode="bicubic", antialias=True)
-    out: np.ndarray = resized.permute(0, 2, 3, 1)[0].numpy()
-    return np.ascontiguousarray(out)
-
-
 @dataclass(frozen=True)
 class Slots:
-    """Room for images and tokens in one decision: each image has `patches` rows of its own."""
+    """Room for images and tokens in one decision: each image has `patches` rows of its own.
+
+    resizes: how often a frame may be resized in the plan; one that needs more is resized on the host.
+    """
 
     images: int
     patches: int
     tokens: int
+    resizes: int = 1
 
     @classmethod
-    def of(cls, images: int, patches: int, merge: int, text: int) -> "Slots":
+    def of(cls, images: int, patches: int, merge: int, text: int, resizes: int = 1) -> "Slots":
         """With tokens for the images, two marks around each, and `text`."""
-        return cls(images, patches, images * (patches // merge**2 + 2) + text)
+        return cls(images, patches, images * (patches // merge**2 + 2) + text, resizes)
 
     def image_tokens(self, merge: int) -> int:
         """Rows of visual tokens over all slots."""
@@ -230,17 +225,33 @@ def visual_rows(ids: Sequence[int], pad: int, grids: Sequence[tuple[int, int]], 
 
 
 Grids = tuple[tuple[int, int], ...]
-Cut = tuple[np.ndarray, tuple[int, int]]  # patches of an image, and its grid
 Derived = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
-_NO_PIXELS = np.zeros(1, np.uint8)
+_NO_FRAME = np.zeros(1, np.uint8)
+
+
+class Way(NamedTuple):
+    """How a frame of one size becomes patches. host: what is done before it is sent; resizes: words of the plan's part."""
+
+    host: tuple[Operation, ...]
+    resizes: np.ndarray
+    grid: tuple[int, int]
+
+
+class Cut(NamedTuple):
+    """A frame as it is sent, flat; the words of its resizes; rows and columns of patches."""
+
+    frame: np.ndarray
+    resizes: np.ndarray
+    grid: tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Encoded:
     """inputs: numpy arrays named like the buffers of blocks.qwen3_vl; tokens: of the whole sequence.
 
-    All but `pixels` are made once for a text and the sizes of its images, and are read-only.
+    All but `frames` are made once for a text and the sizes of its images, and are read-only; a row of `frames` may be
+    the caller's.
     """
 
     inputs: dict[str, Any]
@@ -263,6 +274,8 @@ class Encoder:
     ) -> None:
         self.tokenizer, self.rules, self.slots, self.answer = tokenizer, rules, slots, answer
         self._derived = derived
+        self._nothing = nothing(slots.resizes)
+        self._ways = functools.lru_cache(maxsize=64)(self._way)
         self._pictured = functools.lru_cache(maxsize=64)(self._pictures)
         self._told = functools.lru_cache(maxsize=256)(self._turn)
 
@@ -270,24 +283,43 @@ class Encoder:
         """images uint8 [H, W, 3] each. Raises ObservationError for what does not fit the slots."""
         return self.join([self.cut(image) for image in images], text)
 
-    def cut(self, image: np.ndarray) -> Cut:
-        """One image uint8 [H, W, 3] as patches. Raises ObservationError where they are too many."""
-        pixels, (rows, columns) = self.rules.patches(image)
-        if rows * columns > self.slots.patches:
-            raise ObservationError(
-                f"an image of {image.shape[0]}x{image.shape[1]} becomes {rows}x{columns} patches, there is room for "
-                f"{self.slots.patches}; send a smaller one"
-            )
-        return pixels, (rows, columns)
+    def cut(self, image: np.ndarray, operations: Sequence[Operation] = ()) -> Cut:
+        """One image uint8 [H, W, 3], and what is done to it before the smart resize.
+
+        Raises ObservationError where its patches are too many.
+        """
+        height, width, _ = image.shape
+        way = self._ways(height, width, tuple(operations))
+        return Cut(np.ascontiguousarray(applied(way.host, image)).reshape(-1), way.resizes, way.grid)
 
     def join(self, cut: Sequence[Cut], text: str) -> Encoded:
         """The turn of images that are cut, and a text. Raises ObservationError for what does not fit the slots."""
         empty = self.slots.images - len(cut)
         if empty < 0:
             raise ObservationError(f"{len(cut)} images were given, there is room for {self.slots.images}")
-        told = self._told(tuple(grid for _, grid in cut), text)
-        pixels = tuple(pixels.reshape(-1) for pixels, _ in cut) + (_NO_PIXELS,) * empty
-        return Encoded({"pixels": pixels, **told.inputs}, told.tokens)
+        told = self._told(tuple(one.grid for one in cut), text)
+        frames = tuple(one.frame for one in cut) + (_NO_FRAME,) * empty
+        resizes = tuple(one.resizes for one in cut) + (self._nothing,) * empty
+        return Encoded({"frames": frames, "resizes": resizes, **told.inputs}, told.tokens)
+
+    def _way(self, height: int, width: int, operations: tuple[Operation, ...]) -> Way:
+        """In the plan, or on the host what it has no room for."""
+        tall, wide = (operations[-1].height, operations[-1].width) if operations else (height, width)
+        fitted, (rows, columns) = self.rules.operations(tall, wide), self.rules.grid(tall, wide)
+        if rows * columns > self.slots.patches:
+            raise ObservationError(
+                f"an image of {tall}x{wide} becomes {rows}x{columns} patches, there is room for "
+                f"{self.slots.patches}; send a smaller one"
+            )
+        steps, space = self.slots.resizes, room(self.slots.patches, self.rules.patch)
+        sent = 3 * height * width <= FRAME_BYTES
+        words = program((height, width), (*operations, *fitted), steps, space) if sent else None
+        if words is not None:
+            return Way((), words, (rows, columns))
+        words = program((rows * self.rules.patch, columns * self.rules.patch), (), steps, space)
+        if words is None:
+            raise ObservationError(f"an image of {tall}x{wide} is too thin to be cut; send one that is less so")
+        return Way((*operations, *fitted), words, (rows, columns))
 
     def _turn(self, grids: Grids, text: str) -> Encoded:
         """What follows from the text and the sizes of the images."""

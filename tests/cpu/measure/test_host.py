@@ -34,7 +34,7 @@ def test_a_family_at_its_full_size_needs_no_weights() -> None:
     figures = time_parts(parts(case), lambda: None, 2)
     policy.close()
     assert case.prepared[0].prompt_tokens == 160
-    assert [value.shape for value in case.prepared[0].inputs["pixels"]] == [(256 * 256 * 3,)] * 2
+    assert [value.shape for value in case.prepared[0].inputs["frames"]] == [(224 * 224 * 3,)] * 2
     assert len(figures) == 13
     assert all(min(row) > 0 for row in figures.values())
 

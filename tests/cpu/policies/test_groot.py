@@ -61,13 +61,13 @@ def stages(policy: LoadedPolicy, observation: dict[str, Any], seed: int, session
 
 def test_only_what_changed_runs_again(droid: LoadedPolicy) -> None:
     observation = groot.observation(groot.CASES["droid"])
-    everything = {"grid", "layout", "masks", "vision", "context", "proprioception", "action"}
+    everything = {"grid", "layout", "masks", "resize", "vision", "context", "proprioception", "action"}
     assert stages(droid, observation, 0) == everything
     assert stages(droid, observation, 1) == {"action"}
     state = {**observation, "state": observation["state"] + 0.1}
     assert stages(droid, state, 1) == {"proprioception", "action"}
     frames = {name: 255 - frame for name, frame in observation["images"].items()}
-    assert stages(droid, {**state, "images": frames}, 1) == {"vision", "context", "action"}
+    assert stages(droid, {**state, "images": frames}, 1) == {"resize", "vision", "context", "action"}
     renamed = {**state, "images": frames, "prompt": "push it: off!"}
     assert stages(droid, renamed, 1) <= {"layout", "masks", "context", "action"}
 

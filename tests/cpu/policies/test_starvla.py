@@ -97,7 +97,7 @@ def test_only_what_changed_is_refreshed(loaded: Loaded) -> None:
     frames = {**observation["images"], camera: 255 - observation["images"][camera]}
     moved = policy.infer({**observation, "images": frames}, noise=noise)
     assert moved.receipt is not None
-    assert moved.receipt.stages == ("vision", "context", "action")
+    assert moved.receipt.stages == ("resize", "vision", "context", "action")
     assert np.abs(moved.normalized - first.normalized).max() > 1e-3
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from innerloop.process import crop
+from innerloop.process import area
+from innerloop.process.area import resize_area
 from innerloop.process.chat import framing
-from innerloop.process.crop import Framing, resize_area
+from innerloop.process.crop import Framing
 from recipes.tiny import qwen
 
 DIGESTS: dict[str, str] = json.loads(Path("tests/golden/groot.json").read_text())
@@ -21,7 +22,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "OpenCV":
         pytest.importorskip("cv2")
     else:
-        monkeypatch.setattr(crop, "_opencv", lambda: None)
+        monkeypatch.setattr(area, "_opencv", lambda: None)
 
 
 @pytest.mark.usefixtures("way")
@@ -47,10 +48,10 @@ def test_numpy_gives_the_bytes_of_opencv(wanted: tuple[int, int]) -> None:
     pytest.importorskip("cv2")
     frame = qwen.picture(3, 480, 640)
     frame.setflags(write=False)  # as one that lies in a message
-    np.testing.assert_array_equal(crop.by_hand(frame, *wanted), resize_area(frame, *wanted))
+    np.testing.assert_array_equal(area.by_hand(frame, *wanted), resize_area(frame, *wanted))
     assert resize_area(frame, *wanted).shape == (*wanted, 3)
     larger = (frame.shape[0] + wanted[0], frame.shape[1] + wanted[1])
-    np.testing.assert_array_equal(crop.by_hand(frame, *larger), resize_area(frame, *larger))
+    np.testing.assert_array_equal(area.by_hand(frame, *larger), resize_area(frame, *larger))
 
 
 def test_area_resize_keeps_the_mean() -> None:

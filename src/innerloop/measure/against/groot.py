@@ -153,7 +153,7 @@ class LeRobotGroot:
     def _borrowed(self, prepared: Any) -> dict[str, torch.Tensor]:
         """Our inputs in the words of transformers; the image token is the published one, ours may be another."""
         inputs = prepared.inputs
-        own = chat_inputs(inputs, self.policy._groot_model.backbone.visual.config.temporal_patch_size)
+        own = chat_inputs(inputs, self.policy._groot_model.backbone.visual.config)
         image = torch.from_numpy(inputs["visual_rows"][: own["input_ids"].shape[1]] >= 0)
         own |= {
             "input_ids": torch.where(image, _image_token(), own["input_ids"]),

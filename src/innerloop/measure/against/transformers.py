@@ -53,7 +53,7 @@ class TransformersPolicy:
         return normalized
 
     def _given(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        given = chat_inputs(inputs, self._model.config.vision_config.temporal_patch_size)
+        given = chat_inputs(inputs, self._model.config.vision_config)
         ids = given["input_ids"]
         image = torch.from_numpy(inputs["visual_rows"][: ids.shape[1]] >= 0)[None]
         first = int(image[0].int().argmax())

@@ -63,6 +63,7 @@ class GrootConfig:
     cameras: tuple[str, ...]
     frames: int = 1
     patches: int = 256
+    resizes: int = 1
     embodiment: int = 0
     embodiments: int = 32
     hidden: int = 1024
@@ -79,7 +80,7 @@ class GrootConfig:
     def slots(self) -> Slots:
         """Room for images and tokens."""
         images, merge = len(self.cameras) * self.frames, self.backbone.vision.merge
-        return Slots.of(images, self.patches, merge, CHAT_TOKENS + self.text_capacity)
+        return Slots.of(images, self.patches, merge, CHAT_TOKENS + self.text_capacity, self.resizes)
 
     @property
     def vision(self) -> Qwen3VisionSizes:
@@ -114,12 +115,14 @@ def read(checkpoint: Checkpoint, horizon: int | None) -> GrootConfig:
     else:
         config = _sized(stated, whole)
     video = found.modality.get("video") or {}
-    rows, columns = image_rules([checkpoint.path], whole.vision).grid(*framing(found.settings).largest(WIDEST))
+    rules, shown = image_rules([checkpoint.path], whole.vision), framing(found.settings)
+    rows, columns = rules.grid(*shown.largest(WIDEST))
     config = replace(
         config,
         cameras=tuple(video.get("modality_keys") or found.cameras),
         frames=len(video.get("delta_indices") or (0,)),
         patches=rows * columns,
+        resizes=shown.resizes + shown.refitted(rules.fitted),
         embodiment=found.index,
     )
     if horizon not in (None, config.chunk):

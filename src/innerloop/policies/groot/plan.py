@@ -35,7 +35,8 @@ def build(model: Groot, batch: int, dtype: torch.dtype, fingerprint: str) -> dic
         qwen3_vl.grid_stage(model.backbone.vision, slots),
         qwen3_vl.layout_stage(config.backbone.language, slots, config.backbone.vision.merge),
         _masks_stage(),
-        qwen3_vl.vision_stage(model.backbone.vision, slots),
+        qwen3_vl.resize_stage(config.vision, slots),
+        qwen3_vl.vision_stage(model.backbone.vision),
     )
     after = (dit_head.state_stage(lambda b: b, dit_head.STATE_READS), _action_stage(model, names))
     buffers = {buffer.name: buffer for buffer in listed}

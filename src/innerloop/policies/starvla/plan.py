@@ -26,7 +26,8 @@ def build(model: StarVla, batch: int, dtype: torch.dtype, fingerprint: str) -> d
     shared = (
         qwen3_vl.grid_stage(model.backbone.vision, slots),
         qwen3_vl.layout_stage(sizes.language, slots, sizes.vision.merge),
-        qwen3_vl.vision_stage(model.backbone.vision, slots),
+        qwen3_vl.resize_stage(sizes.vision, slots),
+        qwen3_vl.vision_stage(model.backbone.vision),
     )
     before, after = _around(model)
     plans = {}
