@@ -17,6 +17,7 @@ OPS = {
     "activation": ("activate", "glu"),
     "linear": ("linear", "batched", "gated", "rotated"),
     "image": ("frames_to_patches",),
+    "resample": ("resample",),
     "embedding": ("embed",),
     "timestep": ("sincos",),
     "euler": ("project_and_step", "guide", "impose"),
