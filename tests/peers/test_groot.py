@@ -92,7 +92,7 @@ def test_an_absent_camera_has_no_picture(loaded):
     observation = observe(policy, 6)
     observation["images"]["wrist_image"] = None
     check(policy, official, observation)
-    assert len(policy.processor.prepare(observation).inputs["pixels"][1]) == 1  # an empty slot
+    assert len(policy.processor.prepare(observation).inputs["frames"][1]) == 1  # an empty slot
 
 
 def test_views_of_different_shapes(loaded):
@@ -102,7 +102,8 @@ def test_views_of_different_shapes(loaded):
     for view, size in enumerate(((20, 35), (90, 60))):
         alone = observe(policy, 3, (size,))
         check(policy, official, alone)
-        assert np.array_equal(mixed["pixels"][view], policy.processor.prepare(alone).inputs["pixels"][view])
+        inputs = policy.processor.prepare(alone).inputs
+        assert all(np.array_equal(mixed[name][view], inputs[name][view]) for name in ("frames", "resizes"))
 
 
 def test_a_history_of_frames(loaded):

@@ -134,7 +134,7 @@ def _assembled(sizes: Sizes, found: Embodiment, chat: ChatStep, edge: Edge) -> P
         "family": "groot",
         "embodiment": found.name,
         "cameras": list(chat.cameras.required),
-        "image": {**vars(edge.images), "time_steps": sizes.frames, "resized_by": "host", **vars(chat.framing)},
+        "image": {**vars(edge.images), "time_steps": sizes.frames, "resized_by": "plan", **vars(chat.framing)},
         "state": {"width": widths.state, "padded": widths.max_state, "keys": _facts(states)},
         "action": {"width": widths.action, "horizon": horizon, "keys": _facts(actions), "libero_gripper": gripper},
         "prompt": {

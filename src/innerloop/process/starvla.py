@@ -366,7 +366,8 @@ def _query_rows(ids: np.ndarray, placeholder: int, chunk: int) -> dict[str, np.n
 
 
 def _facts(config: Sizes, turn: TurnStep, scales: Sequence[Scale], widths: Widths) -> dict[str, Any]:
-    resize = {"resized_to": config.image_size, "then": "Qwen3-VL smart resize, bicubic", "resized_by": "host"}
+    then = "Qwen3-VL smart resize, in the plan"
+    resize = {"resized_to": config.image_size, "resized_by": "host", "then": then}
     return {
         "family": config.framework,
         "cameras": list(turn.cameras.required),

@@ -37,4 +37,4 @@ def room(patches: int, patch: int) -> tuple[int, int]:
 
     1920x1080 to 256x256 takes 13,000 words; a result that is there already takes two for each row and column.
     """
-    return (1 << 15) + 2 * patches * patch, 2 * patches * 3 * patch * patch
+    return (1 << 15) + 2 * patches * patch, (1 << 19) + 2 * patches * 3 * patch * patch
