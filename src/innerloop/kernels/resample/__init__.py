@@ -4,7 +4,7 @@ from torch import Tensor
 
 from innerloop.kernels.resample import reference
 from innerloop.kernels.resample.words import HEAD, Word, room
-from innerloop.kernels.select import chosen, use_kernels
+from innerloop.kernels.select import by_device
 
 __all__ = ["HEAD", "Word", "resample", "room"]
 
@@ -15,6 +15,4 @@ def resample(frames: Tensor, resizes: Tensor, steps: int, patches: int, patch: i
 
     Whole numbers, or float32 in a fixed order: one result on every device.
     """
-    # Sums whose extent is data have no captured form in torch's operators: a GPU has the kernel whatever is selected.
-    with use_kernels("fused"):
-        return chosen(reference.resample, frames)(frames, resizes, steps, patches, patch, merge)
+    return by_device(reference.resample, frames)(frames, resizes, steps, patches, patch, merge)

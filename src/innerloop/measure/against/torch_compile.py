@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class CompiledPolicy:
     """A policy loaded with kernels="reference" through torch.compile in its default mode, each stage one graph.
 
-    Where a stage loops, over solver steps or tokens of an answer, the graph is what it repeats (docs/LOG.md has why).
+    The stage `resize` stays as it is. Where a stage loops, over solver steps or tokens of an answer, the graph is what it repeats (docs/LOG.md has why).
     Compiles at the first decision. Raises InnerloopError where torch.compile does not work.
     """
 
@@ -43,8 +43,11 @@ class CompiledPolicy:
         if self._repeated is not None:
             owner, attribute = self._repeated
             self._turn = _Turn(getattr(owner, attribute), device)
+        # the extent of a resize's sums is data: our kernel does it here too
+        self._left = {"resize"} | ({"action"} if self._repeated is not None else set())
         self._interpreted = Interpreted(policy, self._compiled, _Apart)
-        stages = [stage.name for stage in next(iter(policy.plans.values())).stages if not stage.prepare]
+        run = [stage for stage in next(iter(policy.plans.values())).stages if not stage.prepare]
+        stages = [stage.name for stage in run if stage.name != "resize"]
         log.info(
             "%s: %d stages of %s (%s) for %s are compiled at the first decision; at full size that takes minutes",
             self.name, len(stages), policy.family.name, ", ".join(stages), device,
@@ -60,7 +63,7 @@ class CompiledPolicy:
                 return self._interpreted.infer(observation, noise)
 
     def _compiled(self, stage: Stage) -> Stage:
-        if stage.prepare or (self._repeated is not None and stage.name == "action"):
+        if stage.prepare or stage.name in self._left:
             return stage
         if stage not in self._made:
             run, names = _Compiled(stage.name, stage.run), (*stage.reads, *stage.writes)
