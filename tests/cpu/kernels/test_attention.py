@@ -160,6 +160,21 @@ def test_nothing_is_read_ahead_outside_a_chain() -> None:
     assert torch.equal(ours, kernel.attention(q, k, v, None, 0.25))
 
 
+def test_nothing_is_read_ahead_of_the_copy_that_makes_it() -> None:
+    q, k, v = _qkv((1, 3, 80, 4, 2, 16), torch.bfloat16)
+    turned = (v.mT.contiguous().mT, k.mT.contiguous().mT)
+    shape = (6, 2, 80, 16, 2)
+    with (
+        launch.dependent_launch(),
+        launch.forced({("attention.ahead", shape): Launch.of(4, 1, BLOCK_M=32, BLOCK_N=16)}),
+    ):
+        for keys, values in ((k, turned[0]), (turned[1], v)):
+            with launch.recorded() as used:
+                ours = kernel.continued(q, keys, values, None, 0.25, 77)
+            assert "attention.ahead" not in {op for op, _ in used}
+            assert torch.equal(ours, kernel.attention(q, k, v, None, 0.25))
+
+
 def test_blocks_ahead_stand_two_a_multiprocessor_at_most() -> None:
     device = launch.Limits("sm_90", 90, 132, 232448, 50 << 20)
     for tokens, keys in ((33, 609), (50, 570), (50, 722), (64, 1018)):

@@ -23,7 +23,7 @@ def continued(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
     """As `attention`, of tokens whose own keys and values are the rows from `start` on.
 
     Within `launch.dependent_launch` the rows before and key_valid are read ahead of the predecessor's end: the caller
-    promises that nothing inside writes those.
+    promises that nothing inside writes those, nor the kernel before where this is the first inside.
     """
     if unfused(q):
         return attention(q, k, v, key_valid, scale)

@@ -3,6 +3,10 @@
 A program has one tile of rows (query token, head within its group) and one block of keys. Cache rows below `start` and
 the mask are loaded while the predecessor still works; behind the wait stand the queries, their scores and one sum. A
 second kernel adds the blocks in a fixed order, as for the split form of the op.
+
+At that time the predecessor may still write, but what ran before it has ended: its programs let this kernel start, and
+those of every Triton kernel here wait before they do. (Few-row CUDA kernels let their successor start at once; the first
+of their chain starts as any kernel does, after the end of all others.)
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -85,11 +89,15 @@ def _ahead(
     tl.store(out_ptr + line[:, None] * DIM + column[None, :], acc, mask=real[:, None])
 
 
-def choose(q: Tensor, k: Tensor) -> Launch:
-    """Tiles for q [B, T, Hq, D] over k [B, S, Hkv, D], or APART: outside a chain, and where nothing suits."""
+def choose(q: Tensor, k: Tensor, v: Tensor) -> Launch:
+    """Tiles for q [B, T, Hq, D] over k and v [B, S, Hkv, D], or APART: outside a chain, and where nothing suits.
+
+    Of heads that are no whole rows too: their copy would be the predecessor, and still be written when it is read.
+    """
     batch, tokens, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
-    if not launch.dependent() or q.numel() == 0 or q.dtype is not k.dtype:
+    whole = k.stride(-1) == v.stride(-1) == 1 and q.dtype is k.dtype
+    if not launch.dependent() or q.numel() == 0 or not whole:
         return APART
     shape = (tokens * (heads // kv_heads), batch * kv_heads, keys, dim, q.element_size())
     return launch.choose(TABLE, shape, q.device)

@@ -298,12 +298,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
 
 def continued(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, start: int) -> Tensor:
     """See kernels.attention."""
-    choice = ahead.choose(q, k)
+    choice = ahead.choose(q, k, v)
     if choice == ahead.APART:
         return attention(q, k, v, key_valid, scale)
     batch, tokens, heads, dim = q.shape
     kv_heads, group = k.shape[2], heads // k.shape[2]
-    q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
+    q = q if q.stride(-1) == 1 else q.contiguous()
     blocks, rows = triton.cdiv(k.shape[1], choice["BLOCK_N"]), tokens * group
     part, stats = (
         torch.empty((blocks, batch * kv_heads * rows, width), dtype=torch.float32, device=q.device)

@@ -1,0 +1,69 @@
+"""The order inside kernels that start early, which attention that reads ahead relies on: they wait before they release."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import innerloop.kernels
+
+FILES = sorted(Path(innerloop.kernels.__file__).parent.rglob("*.py"))
+# Loaded before the wait, by the first argument's name: weights, and what the callers promise to have written long before.
+AHEAD = {
+    "_ahead": {"valid_ptr", "k_at", "v_at"},
+    "_batched": {"bias_ptr"},
+    "_guide": {"previous_ptr", "weight_ptr", "prefix_ptr"},
+    "_layer_norms": {"weight_ptr", "bias_ptr"},
+    "_project_and_step": {"weight_at", "bias_ptr"},
+}
+
+
+def _calls(node: ast.AST, *names: str) -> Iterator[ast.Call]:
+    for found in ast.walk(node):
+        if isinstance(found, ast.Call) and ast.unparse(found.func) in names:
+            yield found
+
+
+def _loads(node: ast.AST) -> list[ast.Call]:
+    """Through pointers or a descriptor."""
+    calls = [found for found in ast.walk(node) if isinstance(found, ast.Call)]
+    return [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "load"]
+
+
+def _loaded(call: ast.Call) -> str:
+    pointer = call.args[0] if ast.unparse(call.func) == "tl.load" else call.func
+    return ast.unparse(pointer).split(" ")[0]
+
+
+def _kernels() -> dict[str, ast.FunctionDef]:
+    """Every function that waits or releases, by name."""
+    own = ("wait_for_producer", "release_successor")
+    return {
+        node.name: node
+        for path in FILES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and any(_calls(node, *own))
+    }
+
+
+def _statement(kernel: ast.FunctionDef, name: str) -> int:
+    """Where among the kernel's own statements, under no condition and in no loop, its one call of `name` stands."""
+    found = [i for i, s in enumerate(kernel.body) if isinstance(s, ast.Expr) and ast.unparse(s.value) == f"{name}(PDL)"]
+    assert len(found) == len(list(_calls(kernel, name))) == 1
+    return found[0]
+
+
+@pytest.mark.parametrize("kernel", _kernels().values(), ids=list(_kernels()))
+def test_a_kernel_waits_before_it_releases(kernel: ast.FunctionDef) -> None:
+    """Every program, and nothing is written before; loads ahead are those that are named here."""
+    wait, release = (_statement(kernel, name) for name in ("wait_for_producer", "release_successor"))
+    assert wait < release
+    before = ast.Module(kernel.body[:wait], [])
+    assert not any(_calls(before, "tl.store", "tl.atomic_add"))
+    assert {_loaded(call) for call in _loads(before)} == AHEAD.get(kernel.name, set())
+
+
+def test_kernels_are_found() -> None:
+    assert len(_kernels()) > 15
+    assert set(AHEAD) <= set(_kernels())
