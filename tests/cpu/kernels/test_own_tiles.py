@@ -1,9 +1,5 @@
 """The action expert over dense weights in a chain: its kernels interpreted, and the same meaning in plain torch."""
 
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
-
 import sys
 from pathlib import Path
 
