@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Launch:
-    """Warps, pipeline stages and the kernel's compile-time sizes by name."""
+    """Warps, pipeline stages and the kernel's compile-time sizes by name; `maxnreg` among them limits registers a thread."""
 
     warps: int
     stages: int = 1
