@@ -5,7 +5,7 @@ from torch import nn
 
 from innerloop.blocks.sizes import DecoderSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import activation, attention, linear, norm, rope
+from innerloop.kernels import attention, linear, norm, rope
 
 EPS = 1e-6  # GemmaConfig.rms_norm_eps
 
@@ -67,7 +67,7 @@ class GemmaPrefix(nn.Module):
             mixed = attention.attention(q, k[:, :tokens], v[:, :tokens], key_valid, s.head_dim**-0.5)
             delta, _ = linear.deferred(mixed, layer.out_weight)
             x, normed = norm.add_rms_norm(x, delta, layer.mlp_norm, EPS, plus_one=True)
-            hidden = activation.glu(linear.linear(normed, layer.gate_up_weight), "gelu_tanh")
+            hidden = linear.gated(normed, layer.gate_up_weight, "gelu_tanh")
             delta, _ = linear.deferred(hidden, layer.down_weight)
             x, normed = norm.add_rms_norm(x, delta, self._norm_of(i + 1), EPS, plus_one=True)
         kv = linear.linear(normed, self.last.kv_weight)

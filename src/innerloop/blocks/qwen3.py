@@ -8,7 +8,7 @@ from torch import nn
 
 from innerloop.blocks.sizes import DecoderSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import activation, attention, linear, norm, rope
+from innerloop.kernels import attention, linear, norm, rope
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Qwen3Layer(nn.Module):
 
     def mlp(self, normed: torch.Tensor) -> torch.Tensor:
         """normed [B, T, D] -> shares of [B, T, D]."""
-        hidden = activation.glu(linear.linear(normed, self.gate_up_weight), "silu")
+        hidden = linear.gated(normed, self.gate_up_weight, "silu")
         return linear.deferred(hidden, self.down_weight)[0]
 
 

@@ -8,11 +8,12 @@ from bench.cases import earned
 from innerloop.kernels import launch, use_kernels
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.launch import Launch
-from innerloop.kernels.linear import deferred, reference
+from innerloop.kernels.linear import deferred, reference, rings
 from innerloop.kernels.linear import triton as kernel
 
 BF16 = torch.bfloat16
 H200 = launch.Limits("sm_90", 90, 132, 232448, 50 << 20)
+CPU = launch.limits(torch.device("cpu"))
 
 
 def _operands(
@@ -71,6 +72,9 @@ def test_a_split_fills_a_device_at_most_once() -> None:
     for shape in ((512, 1152, 4304, 2), (576, 2048, 2048, 2), (712, 2048, 16384, 2), (10, 64, 64, 2)):
         for choice in launch.candidates(kernel.DEFERRED, shape, H200):
             split = choice["SPLIT"]
+            if rings.is_rings(choice):
+                assert rings.grid(choice, shape[0], shape[1], gated=False)[0] <= 132
+                continue
             assert split == 1 or shape[2] >= 1024 * split
             if not choice.warps:
                 assert shape[2] % split == 0
@@ -120,10 +124,11 @@ def test_only_few_rows_of_16_bits_in_a_chain_leave_the_library() -> None:
         with launch.dependent_launch(), launch.recorded() as inside:
             kernel.linear(x, weight, bias)
             kernel.deferred(x, weight)
-        assert {op for op, _ in outside} == {"linear.deferred"}
+        assert {op for op, _ in outside} == {"linear.whole", "linear.deferred"}
         assert {op for op, _ in inside} == (
-            {"linear.chained", "linear.chained_shares"} if chained else {"linear.deferred"}
+            {"linear.chained", "linear.chained_shares"} if chained else {"linear.whole", "linear.deferred"}
         )
+        assert not any(launch.candidates(table, key[1], CPU)[0].warps for key, table in outside.items())
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from innerloop.contract.errors import InnerloopError
-from innerloop.kernels import skinny
+from innerloop.kernels import compile, skinny
 from innerloop.kernels.launch import Limits, candidates
-from innerloop.kernels.skinny import arguments, compile, cost, cross, reference
+from innerloop.kernels.skinny import arguments, cost, cross, reference
 from innerloop.kernels.skinny.packing import pack
+from innerloop.kernels.skinny.start import SOURCE
 
 H200 = Limits("Hopper", 90, 132, 232448, 60 << 20)
 GEFORCE = Limits("Blackwell", 120, 170, 101376, 96 << 20)
@@ -128,4 +129,6 @@ def test_the_source_compiles_for_every_architecture(
         {**few, "WARPS": 4, "MT": 2, "MODULATION_FLOAT": 0},
         {**few, "DIM": 48, "K": 1536, "SPLIT": 2},
     ):
-        assert compile.machine_code("norm_attend", {**common, **defines}, capability)[:4] == b"\x7fELF"
+        assert (
+            compile.machine_code(SOURCE / "norm_attend.cu", {**common, **defines}, f"sm_{capability}")[:4] == b"\x7fELF"
+        )

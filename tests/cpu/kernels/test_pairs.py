@@ -71,7 +71,7 @@ def test_outside_a_chain_and_with_many_rows_they_are_two_kernels() -> None:
         kernel.gated(torch.randn(1, 65, 32).to(BF16), weight, "silu")
         kernel.gated(torch.randn(1, 3, 32), weight.float(), "silu")
     for used in (outside, many):
-        assert {op for op, _ in used} == {"activation"}
+        assert {"activation", "linear.whole", "linear.gated_wide"} <= {op for op, _ in used}
 
 
 def test_the_expert_s_products_fill_a_device_at_most_once() -> None:

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from innerloop.contract.errors import InnerloopError
-from innerloop.kernels import skinny
+from innerloop.kernels import compile, skinny
 from innerloop.kernels.launch import Limits, candidates
-from innerloop.kernels.skinny import arguments, compile, compose, cost, cuda, reference
+from innerloop.kernels.skinny import arguments, compose, cost, cuda, reference
 from innerloop.kernels.skinny.packing import pack, unpack
+from innerloop.kernels.skinny.start import SOURCE
 
 H200 = Limits("Hopper", 90, 132, 232448, 60 << 20)
 GEFORCE = Limits("Blackwell", 120, 170, 101376, 96 << 20)
@@ -233,11 +234,13 @@ def test_one_source_compiles_for_every_architecture(
     ended = {"K": 1024, "A": 32, "HAS_OUT": 1, "GUIDED": 1}
     more = [("linear", behind_a_norm), ("linear", gated), ("linear", normed), ("step", ended)]
     for name, defines in (*kinds.items(), *more):
-        code = compile.machine_code(name, {**common, **defines}, capability)
+        code = compile.machine_code(SOURCE / f"{name}.cu", {**common, **defines}, f"sm_{capability}")
         assert code[:4] == b"\x7fELF"
-        assert code == compile.machine_code(name, {**common, **defines}, capability)  # now from the disk
+        assert code == compile.machine_code(
+            SOURCE / f"{name}.cu", {**common, **defines}, f"sm_{capability}"
+        )  # now from the disk
     with pytest.raises(InnerloopError, match="does not compile"):
-        compile.machine_code("linear", {"PHASE": 2}, capability)
+        compile.machine_code(SOURCE / "linear.cu", {"PHASE": 2}, f"sm_{capability}")
 
 
 def test_reference_takes_dense_and_packed_weights_alike() -> None:

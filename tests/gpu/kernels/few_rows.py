@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from innerloop.kernels import euler
+from innerloop.kernels.compile import compiled_with
 from innerloop.kernels.skinny import cuda
 from innerloop.kernels.skinny.packing import pack
-from innerloop.kernels.skinny.start import chain, compiled_with
+from innerloop.kernels.skinny.start import chain
 
 WIDTH, HEADS, DIM, MLP, ACTIONS, EPS = 1024, 8, 256, 4096, 32, 1e-6
 ON_HOPPER = pytest.mark.skipif(

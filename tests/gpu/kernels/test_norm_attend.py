@@ -10,10 +10,11 @@ import torch
 from few_rows import ON_HOPPER, error, random
 
 from innerloop.kernels import launch, skinny
+from innerloop.kernels.compile import compiled_with
 from innerloop.kernels.launch import Launch
 from innerloop.kernels.skinny import cross, cuda, reference
 from innerloop.kernels.skinny.packing import Packed, pack
-from innerloop.kernels.skinny.start import chain, compiled_with
+from innerloop.kernels.skinny.start import chain
 
 pytestmark = [ON_HOPPER, pytest.mark.usefixtures("runs", "poisoned_allocations")]
 

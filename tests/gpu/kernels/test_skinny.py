@@ -7,9 +7,10 @@ import torch
 from few_rows import DIM, EPS, HEADS, MLP, ON_HOPPER, SIZES, Layer, Solver, error, random
 
 from innerloop.kernels import euler
+from innerloop.kernels.compile import compiled_with
 from innerloop.kernels.skinny import cuda, reference
 from innerloop.kernels.skinny.packing import pack
-from innerloop.kernels.skinny.start import chain, compiled_with
+from innerloop.kernels.skinny.start import chain
 
 pytestmark = [ON_HOPPER, pytest.mark.usefixtures("poisoned_allocations")]
 

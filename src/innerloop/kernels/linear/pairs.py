@@ -16,6 +16,7 @@ from innerloop.kernels.activation import triton as activation_triton
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
+from innerloop.kernels.linear import rings
 from innerloop.kernels.linear.reference import few_rows
 
 APART = Launch.of(0)  # the product, then the op
@@ -24,6 +25,8 @@ APART = Launch.of(0)  # the product, then the op
 def _shared_bytes(choice: Launch, shape: Shape) -> int:
     if choice == APART:
         return 0
+    if rings.is_rings(choice):
+        return rings.shared_bytes(choice)
     return (choice["BLOCK_M"] + 2 * choice["BLOCK_N"]) * choice["BLOCK_K"] * 2 * choice.stages + 1024
 
 
@@ -32,6 +35,8 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     rows, pairs, half, inner, element = shape
     if choice == APART:
         return True
+    if rings.is_rings(choice):
+        return element == 2 and rings.suits(choice, rows, pairs, inner, limits, gated=True)
     tiles = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(pairs, choice["BLOCK_N"])
     return element == 2 and inner % 8 == 0 and half % choice["BLOCK_N"] == 0 and tiles <= limits.multiprocessors
 
@@ -40,10 +45,19 @@ def _tile(warps: int, stages: int, rows: int, columns: int, inner: int = 128) ->
     return Launch.of(warps, stages, BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=inner)
 
 
+# Of rings.py, more rows than a chain's, not measured yet: only `innerloop tune` comes to them.
+GATES = ((160, 4), (160, 2), (176, 2), (96, 4), (96, 2), (112, 4), (128, 2), (64, 4))
 GATED = Table(
     "linear.gated",
     default=[APART],
     rows={90: [_tile(4, 4, 64, 32), _tile(4, 3, 64, 32), _tile(4, 5, 64, 32, 64), _tile(8, 4, 64, 64), APART]},
+    shared_bytes=_shared_bytes,
+    suits=_suits,
+)
+WIDE = Table(
+    "linear.gated_wide",
+    default=[APART],
+    rows={90: [APART, *(rings.tile(3, width, 1, across) for width, across in GATES)]},
     shared_bytes=_shared_bytes,
     suits=_suits,
 )
@@ -124,9 +138,12 @@ def _rotated(
 def gated(x: Tensor, weight: Tensor, kind: Activation) -> Tensor | None:
     """One kernel for activation(gate) * up, or None where the product and the unit are better apart."""
     rows, width = x.reshape(-1, x.shape[-1]), weight.shape[0] // 2
-    choice = _choose(GATED, rows, weight, width, 1 << 30)
+    table = GATED if launch.dependent() and few_rows(rows) else WIDE
+    choice = _choose(table, rows, weight, width, 1 << 30)
     if choice == APART:
         return None
+    if rings.is_rings(choice):
+        return rings.product(rows, weight, None, choice, kind, gated=True).view(*x.shape[:-1], width)
     m, n, k = (choice[size] for size in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
     _gated[(triton.cdiv(rows.shape[0], m), triton.cdiv(width, n))](
@@ -150,6 +167,8 @@ def rotated(
     """One kernel for product, rotation and K/V write, or None where they are better apart."""
     batch, tokens, inner = x.shape
     rows, dim = x.reshape(-1, inner), k_cache.shape[-1]
+    if not launch.dependent() or not few_rows(rows):
+        return None
     choice = _choose(ROTATED, rows, weight, weight.shape[0] // 2, dim // 2)
     if choice == APART or cos.stride(-1) != 1 or cos.stride() != sin.stride():
         return None
@@ -164,7 +183,7 @@ def rotated(
 
 
 def _choose(table: Table, rows: Tensor, weight: Tensor, pairs: int, half: int) -> Launch:
-    if not launch.dependent() or not few_rows(rows) or rows.numel() == 0 or weight.dtype is not rows.dtype:
+    if rows.numel() == 0 or weight.dtype is not rows.dtype:
         return APART
     return launch.choose(table, (rows.shape[0], pairs, half, rows.shape[1], rows.element_size()), rows.device)
 

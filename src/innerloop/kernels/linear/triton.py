@@ -2,7 +2,8 @@
 
 That is rows it cannot read 16 bytes at a time (an inner width that is no multiple of 8); products with fewer tiles
 than multiprocessors, whose inner dimension is split into shares that the following norm adds (`deferred`); and few rows
-within `launch.dependent_launch`, where a library kernel would start only after its predecessor's end.
+within `launch.dependent_launch`, where a library kernel would start only after its predecessor's end. Where a table
+says so, a product runs on the tiles of rings.py instead.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -18,7 +19,7 @@ from innerloop.kernels.activation import triton as activation_triton
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
-from innerloop.kernels.linear import pairs
+from innerloop.kernels.linear import pairs, rings
 from innerloop.kernels.linear.batch import batched as batched
 from innerloop.kernels.linear.reference import few_rows
 from innerloop.kernels.rope import triton as rope_triton
@@ -32,6 +33,8 @@ def _tile(warps: int, stages: int, rows: int, columns: int, split: int = 1, inne
 def _shared_bytes(choice: Launch, shape: Shape) -> int:
     if not choice.warps:
         return 0
+    if rings.is_rings(choice):
+        return rings.shared_bytes(choice)
     return (choice["BLOCK_M"] + choice["BLOCK_N"]) * choice["BLOCK_K"] * shape[3] * choice.stages + 1024
 
 
@@ -42,6 +45,8 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     Shallower shares only by the tile for them, where its programs leave less than a quarter of the device idle.
     The library in quarters is for one tile of rows times a sum so deep that halves of it are still long.
     """
+    if rings.is_rings(choice):
+        return _suits_rings(choice, shape, limits)
     columns, inner, element = shape[1:]
     split = choice["SPLIT"]
     if choice == QUARTERS and (shape[0] > 256 or inner < 8192):
@@ -56,8 +61,16 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     return inner * element % 16 == 0 and _programs(choice, shape) <= limits.multiprocessors
 
 
+def _suits_rings(choice: Launch, shape: Shape, limits: Limits) -> bool:
+    """What the kernel takes; 16 bits are bfloat16, of other kinds nothing asks a table with these."""
+    rows, columns, inner, element = shape
+    return element == 2 and rings.suits(choice, rows, columns, inner, limits)
+
+
 def _suits_chain(choice: Launch, shape: Shape, limits: Limits) -> bool:
     """As `_suits`, but own tiles in shares of any depth; in eighths where those leave less than a quarter idle."""
+    if rings.is_rings(choice):
+        return _suits_rings(choice, shape, limits)
     if choice == EIGHTHS and (4 * _programs(choice, shape) < 3 * limits.multiprocessors or shape[2] < 4096):
         return False
     return _fills_once(choice, shape, limits) if choice.warps else _suits(choice, shape, limits)
@@ -83,6 +96,36 @@ def _library(split: int) -> Launch:
 SHALLOW = _tile(4, 4, 64, 64, 2, inner=128)
 QUARTERS = _library(4)
 EIGHTHS = _tile(4, 4, 64, 64, 8, inner=128)
+# Tiles of rings.py, by shape, not measured yet: only `innerloop tune` comes to them, behind all others.
+MANY_ROWS = [
+    rings.tile(*sizes)
+    for sizes in [
+        *((2, 96, 2, 2), (3, 48, 1, 4), (2, 96, 1, 4), (2, 64, 2, 2), (2, 64, 1, 4), (1, 128, 2, 2), (1, 96, 2, 2)),
+        *((1, 96, 4, 1), (2, 112, 2, 2), (2, 144, 2, 2), (2, 128, 2, 2), (1, 80, 2, 2)),
+    ]
+]
+MANY_ROWS_SHARES = [
+    rings.tile(*sizes)
+    for sizes in [
+        *(
+            (3, 128, 1, 4, 6),
+            (3, 160, 1, 4, 8),
+            (3, 112, 1, 4, 5),
+            (3, 80, 1, 4, 4),
+            (3, 64, 1, 4, 4),
+            (2, 128, 2, 2, 4),
+        ),
+        *((2, 128, 2, 2, 8), (2, 64, 2, 2, 4), (1, 64, 2, 2, 2), (2, 144, 2, 2, 4), (2, 112, 2, 2, 3)),
+    ]
+]
+FEW_ROWS = [
+    rings.tile(1, width, 1, across, room=rings.BESIDE, ahead=4)
+    for width, across in ((48, 4), (64, 4), (48, 2), (64, 2), (40, 4), (32, 4), (16, 4))
+]
+FEW_ROWS_SHARES = [
+    rings.tile(1, width, 1, across, split, room=rings.BESIDE, ahead=4)
+    for width, across, split in ((64, 4, 5), (64, 2, 5), (48, 4, 4), (64, 4, 4), (40, 4, 3), (64, 2, 4), (48, 2, 4))
+]
 
 DEFERRED = Table(
     "linear.deferred",
@@ -98,6 +141,7 @@ DEFERRED = Table(
             _tile(4, 6, 64, 64, 4),
             _tile(4, 6, 64, 128, 4),
             _library(8),
+            *MANY_ROWS_SHARES,
         ]
     },
     shared_bytes=_shared_bytes,
@@ -106,7 +150,7 @@ DEFERRED = Table(
 CHAINED = Table(
     "linear.chained",
     default=[_library(1)],
-    rows={90: [_tile(4, 4, 64, 32, inner=128), _tile(4, 4, 64, 64, inner=128), _library(1)]},
+    rows={90: [_tile(4, 4, 64, 32, inner=128), _tile(4, 4, 64, 64, inner=128), _library(1), *FEW_ROWS]},
     shared_bytes=_shared_bytes,
     suits=_suits_chain,
 )
@@ -121,10 +165,18 @@ CHAINED_SHARES = Table(
             *(_tile(4, 4, 64, 32, split, inner=128) for split in (4, 3, 2)),
             _library(2),
             _library(1),
+            *FEW_ROWS_SHARES,
         ]
     },
     shared_bytes=_shared_bytes,
     suits=_suits_chain,
+)
+WHOLE = Table(
+    "linear.whole",
+    default=[_library(1)],
+    rows={90: [_library(1), *MANY_ROWS]},
+    shared_bytes=_shared_bytes,
+    suits=_suits,
 )
 UNALIGNED = Table(
     "linear.unaligned",
@@ -177,11 +229,10 @@ def _product(
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Tensor:
     """See kernels.linear."""
     rows = x.reshape(-1, x.shape[-1])
-    if activation in (None, "gelu_tanh") and _chains(rows, weight):
-        choice = launch.choose(CHAINED, _shape(rows, weight), x.device)
+    if activation in (None, "gelu_tanh") and _chosen_by_shape(rows, weight):
+        choice = launch.choose(CHAINED if _chains(rows) else WHOLE, _shape(rows, weight), x.device)
         if choice.warps:
-            out = _own(rows, weight, bias, choice, gelu=activation is not None)
-            return out.view(*x.shape[:-1], weight.shape[0])
+            return _own(rows, weight, bias, choice, activation).view(*x.shape[:-1], weight.shape[0])
     if activation is None:
         return _whole(x, weight, bias)
     if activation == "gelu_tanh" and bias is not None and not unfused(x):
@@ -218,7 +269,7 @@ def rotated(
 def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """See kernels.linear."""
     rows = x.reshape(-1, x.shape[-1])
-    table = CHAINED_SHARES if _chains(rows, weight) else DEFERRED
+    table = CHAINED_SHARES if _chosen_by_shape(rows, weight) and _chains(rows) else DEFERRED
     choice = launch.choose(table, _shape(rows, weight), x.device)
     split = choice["SPLIT"]
     if choice.warps:
@@ -242,18 +293,26 @@ def _whole(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out.view(*x.shape[:-1], weight.shape[0])
 
 
-def _chains(rows: Tensor, weight: Tensor) -> bool:
-    """Whether a product stands in a chain of dependent launches that a kernel of few rows would keep up."""
-    aligned = weight.shape[1] % 8 == 0 and rows.numel() > 0
-    return launch.dependent() and aligned and few_rows(rows) and not unfused(rows)
+def _chosen_by_shape(rows: Tensor, weight: Tensor) -> bool:
+    """Whether there is a choice for a product: aligned rows, fused kernels."""
+    return weight.shape[1] % 8 == 0 and rows.numel() > 0 and not unfused(rows)
+
+
+def _chains(rows: Tensor) -> bool:
+    """Whether a product stands in a chain of dependent launches that a library kernel would keep up."""
+    return launch.dependent() and few_rows(rows)
 
 
 def _shape(rows: Tensor, weight: Tensor) -> Shape:
     return (rows.shape[0], weight.shape[0], weight.shape[1], rows.element_size())
 
 
-def _own(x: Tensor, weight: Tensor, bias: Tensor | None, choice: Launch, gelu: bool = False) -> Tensor:
+def _own(
+    x: Tensor, weight: Tensor, bias: Tensor | None, choice: Launch, activation: Activation | None = None
+) -> Tensor:
     """Shares of the product, [SPLIT, rows, columns]; bias and activation go to a single share."""
+    if rings.is_rings(choice):
+        return rings.product(x, weight, bias, choice, activation)
     (rows, inner), columns = x.shape, weight.shape[0]
     x, weight = (t if t.stride(-1) == 1 else t.contiguous() for t in (x, weight))
     split, m, n, k = (choice[size] for size in ("SPLIT", "BLOCK_M", "BLOCK_N", "BLOCK_K"))
@@ -264,6 +323,6 @@ def _own(x: Tensor, weight: Tensor, bias: Tensor | None, choice: Launch, gelu: b
         TensorDescriptor.from_tensor(x, [m, k]) if bulk else None,
         TensorDescriptor.from_tensor(weight, [n, k]) if bulk else None,
         x, weight, bias, out, rows, columns, per_share, INNER=inner, X_STRIDE=x.stride(0), W_STRIDE=weight.stride(0),
-        GELU=gelu, **launch.options(choice, x.device),
+        GELU=activation is not None, **launch.options(choice, x.device),
     )  # fmt: skip
     return out

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from innerloop.kernels.attention import attention
+from innerloop.kernels.compile import available
 from innerloop.kernels.euler import Guide
 from innerloop.kernels.select import on_device, unfused
 from innerloop.kernels.skinny import compose, cross, cuda, reference
-from innerloop.kernels.skinny.compile import available
 from innerloop.kernels.skinny.packing import WARP_COLUMNS, Packed, pack, unpack
 from innerloop.kernels.skinny.start import chain
 

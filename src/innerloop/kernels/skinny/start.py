@@ -5,14 +5,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from innerloop.kernels import compile
 from innerloop.kernels.launch import limits
-from innerloop.kernels.skinny import compile
+
+SOURCE = Path(__file__).parent / "source"
 
 _chain: ContextVar["Chain | None"] = ContextVar("chain", default=None)
-_defines: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("defines", default=())
 
 
 @dataclass
@@ -36,16 +38,6 @@ def chain() -> Iterator[None]:
         _chain.reset(token)
 
 
-@contextmanager
-def compiled_with(**defines: int) -> Iterator[None]:
-    """DELAY=n: stores wait n microseconds. UNGUARDED=1: reads do not wait. For tests of dependent launch alone."""
-    token = _defines.set(tuple(sorted(defines.items())))
-    try:
-        yield
-    finally:
-        _defines.reset(token)
-
-
 def begin(
     name: str,
     defines: Mapping[str, int],
@@ -57,12 +49,12 @@ def begin(
     device: torch.device,
 ) -> None:
     """Launches source/<name>.cu, compiled with `defines`, on torch's current stream."""
-    fixed = (*sorted(defines.items()), *_defines.get())
+    fixed = compile.fixed(defines)
     active = _chain.get()
     dependent = active is not None and active.started
     with torch.cuda.device(device):
         index = torch.cuda.current_device()
-        function = compile.kernel(name, fixed, limits(device).capability, shared_bytes, index)
+        function = compile.kernel(SOURCE / f"{name}.cu", fixed, f"sm_{limits(device).capability}", shared_bytes, index)
         compile.launch(function, grid, threads, shared_bytes, cluster, dependent, arguments)
     if active is not None:
         active.started = True

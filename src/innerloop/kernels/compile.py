@@ -3,7 +3,9 @@
 import ctypes
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,25 @@ import torch
 
 from innerloop.contract.errors import InnerloopError
 
-SOURCE = Path(__file__).parent / "source"
+FRAGMENTS = Path(__file__).parent / "fragment.cuh"  # what every source begins with
+
+
+_defines: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("defines", default=())
+
+
+@contextmanager
+def compiled_with(**defines: int) -> Iterator[None]:
+    """DELAY=n: stores wait n microseconds. UNGUARDED=1: reads do not wait. For tests of dependent launch alone."""
+    token = _defines.set(tuple(sorted(defines.items())))
+    try:
+        yield
+    finally:
+        _defines.reset(token)
+
+
+def fixed(defines: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """What a kernel is compiled with: its own and those of `compiled_with`."""
+    return (*sorted(defines.items()), *_defines.get())
 
 
 def available() -> bool:
@@ -24,10 +44,13 @@ def available() -> bool:
     return True
 
 
-def machine_code(name: str, defines: Mapping[str, int], capability: int) -> bytes:
-    """The cubin of source/<name>.cu for a compute capability (90 for 9.0), from the cache or compiled now."""
-    source = (SOURCE / "fragment.cuh").read_text() + (SOURCE / f"{name}.cu").read_text()
-    options = [f"--gpu-architecture=sm_{capability}", "--std=c++17"]
+def machine_code(path: Path, defines: Mapping[str, int], architecture: str, written: str = "") -> bytes:
+    """The cubin of a source for an architecture (sm_90), from the cache or compiled now.
+
+    written: text between the shared fragments and the source, for what no macro can write.
+    """
+    source, name = FRAGMENTS.read_text() + written + path.read_text(), path.stem
+    options = [f"--gpu-architecture={architecture}", "--std=c++17"]
     options += [f"-D{key}={value}" for key, value in sorted(defines.items())]
     nvrtc = _bindings()[1]
     version = "{}.{}".format(*_checked(nvrtc.nvrtcVersion(), "nvrtcVersion"))
@@ -41,12 +64,22 @@ def machine_code(name: str, defines: Mapping[str, int], capability: int) -> byte
 
 
 @cache
-def kernel(name: str, defines: tuple[tuple[str, int], ...], capability: int, shared_bytes: int, device: int) -> Any:
-    """A CUfunction of the current context (of `device`) that may use `shared_bytes` of dynamic shared memory."""
+def kernel(
+    path: Path,
+    defines: tuple[tuple[str, int], ...],
+    architecture: str,
+    shared_bytes: int,
+    device: int,
+    written: str = "",
+) -> Any:
+    """A CUfunction of the current context (of `device`) that may use `shared_bytes` of dynamic shared memory.
+
+    The kernel is called what its source is called.
+    """
     driver = _bindings()[0]
-    code = machine_code(name, dict(defines), capability)
+    code = machine_code(path, dict(defines), architecture, written)
     module = _checked(driver.cuModuleLoadData(code), "cuModuleLoadData")
-    function = _checked(driver.cuModuleGetFunction(module, name.encode()), "cuModuleGetFunction")
+    function = _checked(driver.cuModuleGetFunction(module, path.stem.encode()), "cuModuleGetFunction")
     attribute = driver.CUfunction_attribute
     # One carve-out for all: a kernel that wants another one could not start beside its predecessor.
     for what, value in (

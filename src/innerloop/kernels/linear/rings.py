@@ -1,0 +1,157 @@
+"""Launch of source/rings.cu: products in warp group tiles, loaded by the tensor memory accelerator (compute capability 9.0).
+
+A choice of a `Table` is one of these where it has a WIDTH. `warps` are those that multiply and one that loads; `stages`
+steps of rows and W_STAGES steps of weights are held at once.
+"""
+
+import ctypes
+from functools import cache
+from math import ceil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from innerloop.contract.errors import InnerloopError
+from innerloop.kernels import compile, launch
+from innerloop.kernels.activation.reference import Activation
+from innerloop.kernels.launch import Launch, Limits
+
+SOURCE = Path(__file__).parent / "source" / "rings.cu"
+STEP = 64  # columns of x a step: 128 bytes of bfloat16, the widest swizzle
+ALONE = 225  # KB of a multiprocessor's shared memory that one program may have
+BESIDE = 110  # KB that leave room for a program of the next kernel
+REGISTERS = (232, 168, 128, 96)  # a thread, by groups: a quarter of a multiprocessor's for its share of the warps
+KINDS: dict[Activation | None, int] = {None: 0, "gelu_tanh": 1, "silu": 2}
+
+
+class RingsArgs(ctypes.Structure):
+    """`Args` of source/rings.cu; the tensor maps' alignment makes its size a multiple of 64."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64 * 16) for name in ("x", "w")),
+        *((name, ctypes.c_void_p) for name in ("bias", "out")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("rows", "columns", "steps", "share_steps", "row_tiles", "column_tiles", "dependent")
+        ),
+        ("unused", ctypes.c_int * 5),
+    )
+
+
+def tile(
+    groups: int, width: int, down: int = 1, across: int = 1, split: int = 1, room: int = ALONE, ahead: int = 0
+) -> Launch:
+    """64 * groups rows times width of the weight's, in clusters of down x across.
+
+    Rings of one length that fill `room` KB; or `ahead` steps of rows, and weights for what is left.
+    """
+    rows, columns, size = groups * 64 * STEP * 2, width * STEP * 2, room * 1024
+    stages = ahead or min(16, size // (rows + columns))
+    deep = min(32, (size - stages * rows) // columns) if ahead else stages
+    return Launch.of(4 * groups + 1, stages, WIDTH=width, DOWN=down, ACROSS=across, SPLIT=split, W_STAGES=deep)
+
+
+def is_rings(choice: Launch) -> bool:
+    """Whether a choice is one of this kernel."""
+    return any(name == "WIDTH" for name, _ in choice.sizes)
+
+
+def shared_bytes(choice: Launch) -> int:
+    """Of one program: the rings, and what it takes to begin at a multiple of 1,024."""
+    groups = choice.warps // 4
+    return (choice.stages * groups * 64 + choice["W_STAGES"] * choice["WIDTH"]) * STEP * 2 + 1024
+
+
+def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, gated: bool = False) -> bool:
+    """Whether the kernel takes a product of this size so: whole boxes, no empty share, everything in flight at once.
+
+    columns: of the result; a gated product's weight has twice as many rows.
+    """
+    groups, width, split = choice.warps // 4, choice["WIDTH"], choice["SPLIT"]
+    out = width // 2 if gated else width
+    if inner % 8 or columns % 8 or out % (8 * choice["DOWN"]) or groups * 8 % choice["ACROSS"]:
+        return False
+    if width // 2 + 34 > REGISTERS[groups - 1] or groups * 64 * (out * 2 + 16) > shared_bytes(choice) - 1024:
+        return False
+    steps = ceil(inner / STEP)
+    if (split - 1) * ceil(steps / split) >= steps or choice["DOWN"] > ceil(rows / (groups * 64)):
+        return False
+    return grid(choice, rows, columns, gated)[0] <= device.multiprocessors
+
+
+def grid(choice: Launch, rows: int, columns: int, gated: bool) -> tuple[int, int, int]:
+    """Programs, and clusters along rows and columns."""
+    out = choice["WIDTH"] // 2 if gated else choice["WIDTH"]
+    down, across = choice["DOWN"], choice["ACROSS"]
+    row_tiles, column_tiles = ceil(rows / (choice.warps // 4 * 64 * down)), ceil(columns / (out * across))
+    return row_tiles * column_tiles * down * across * choice["SPLIT"], row_tiles, column_tiles
+
+
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, choice: Launch, activation: Activation | None, gated: bool = False
+) -> Tensor:
+    """x [T, K], weight [N, K] -> shares [SPLIT, T, N]; gated: activation(gate) * up, [SPLIT, T, N / 2]."""
+    x, weight = _aligned(x), _aligned(weight)
+    (rows, inner), columns = x.shape, weight.shape[0] // 2 if gated else weight.shape[0]
+    split, width, across, down = (choice[size] for size in ("SPLIT", "WIDTH", "ACROSS", "DOWN"))
+    out = torch.empty((split, rows, columns), dtype=x.dtype, device=x.device)
+    programs, row_tiles, column_tiles = grid(choice, rows, columns, gated)
+    steps, groups = ceil(inner / STEP), choice.warps // 4
+    dependent = launch.dependent()
+    arguments = RingsArgs(
+        x=_tensor_map(x, groups * 64 // across), w=_tensor_map(weight, width // (2 if gated else 1) // down),
+        bias=None if bias is None else bias.data_ptr(), out=out.data_ptr(), rows=rows, columns=columns, steps=steps,
+        share_steps=ceil(steps / split), row_tiles=row_tiles, column_tiles=column_tiles, dependent=dependent,
+    )  # fmt: skip
+    defines = {
+        "GROUPS": groups, "WIDTH": width, "DOWN": down, "ACROSS": across, "X_STAGES": choice.stages,
+        "W_STAGES": choice["W_STAGES"], "GLU": int(gated), "ACTIVATION": KINDS[activation],
+    }  # fmt: skip
+    size = shared_bytes(choice)
+    with torch.cuda.device(x.device):
+        fixed = compile.fixed(defines)
+        function = compile.kernel(SOURCE, fixed, "sm_90a", size, torch.cuda.current_device(), multiply(width))
+        compile.launch(function, programs, groups * 128 + 32, size, down * across, dependent, arguments)
+    return out
+
+
+def multiply(width: int) -> str:
+    """The source of `multiply`: sums += 64 rows of x times `width` rows of w, over 16 columns."""
+    count = width // 2
+    sums = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    return (
+        f"DEVICE void multiply(float (&sums)[{count}], u64 x, u64 w) {{\n"
+        f'  asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k16.f32.bf16.bf16 {{{sums}}}, %{count}, %{count + 1}, '
+        f'1, 1, 1, 0, 0;" : {operands} : "l"(x), "l"(w));\n}}\n'
+    )
+
+
+def _aligned(t: Tensor) -> Tensor:
+    """Rows one after another from a multiple of 16 bytes on, as the tensor memory accelerator reads them."""
+    return t if t.is_contiguous() and t.data_ptr() % 16 == 0 else t.clone(memory_format=torch.contiguous_format)
+
+
+def _tensor_map(t: Tensor, rows: int) -> "ctypes.Array[ctypes.c_uint64]":
+    """Boxes of `rows` x 64 of a bfloat16 matrix, swizzled over 128 bytes; what lies outside is zero.
+
+    Not through cuda-bindings, whose map need not begin at a multiple of 64 bytes, as the driver asks.
+    """
+    memory = ctypes.create_string_buffer(192)
+    at = ceil(ctypes.addressof(memory) / 64) * 64
+    u64, u32 = ctypes.c_uint64, ctypes.c_uint32
+    status = _encoder()(
+        ctypes.c_void_p(at), 9, u32(2), ctypes.c_void_p(t.data_ptr()), (u64 * 2)(t.shape[1], t.shape[0]),
+        (u64 * 1)(t.shape[1] * 2), (u32 * 2)(STEP, rows), (u32 * 2)(1, 1), 0, 3, 3, 0,
+    )  # BFLOAT16; no interleaving, SWIZZLE_128B, L2_PROMOTION_L2_256B, zeros outside (cuda.h)  # fmt: skip
+    if status:
+        raise InnerloopError(
+            f"cuTensorMapEncodeTiled failed with {status} for a matrix of {list(t.shape)}; run with use_kernels('reference')"
+        )
+    return (u64 * 16).from_buffer_copy(ctypes.string_at(at, 128))
+
+
+@cache
+def _encoder() -> "ctypes._NamedFuncPointer":
+    return ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
