@@ -12,7 +12,7 @@ from innerloop.kernels.linear import pairs, rings
 from innerloop.kernels.linear import triton as tables
 
 H200 = launch.Limits("sm_90", 90, 132, 232448, 50 << 20)
-TABLES = (tables.WHOLE, tables.DEFERRED, tables.CHAINED, tables.CHAINED_SHARES, pairs.WIDE)
+TABLES = (tables.WHOLE, tables.DEFERRED, tables.CHAINED, tables.CHAINED_SHARES, pairs.WIDE, pairs.GATED)
 LISTED = [(table.op, choice) for table in TABLES for choice in dict.fromkeys(table.rows[90]) if rings.is_rings(choice)]
 
 
@@ -27,7 +27,7 @@ def test_sizes_are_taken_only_as_the_kernel_works() -> None:
     random.seed(0)
     taken = 0
     for table, choice in itertools.product(TABLES, {choice for _, choice in LISTED}):
-        gated = table is pairs.WIDE
+        gated = table in (pairs.WIDE, pairs.GATED)
         for _ in range(40):
             rows, columns, inner = random.randint(1, 700), random.randint(1, 1200) * 8, random.randint(1, 1200) * 8
             if not rings.suits(choice, rows, columns, inner, H200, gated):
@@ -104,7 +104,7 @@ def test_every_listed_tile_compiles(op: str, choice: Launch, tmp_path: object, m
         "ACROSS": choice["ACROSS"],
         "X_STAGES": choice.stages,
         "W_STAGES": choice["W_STAGES"],
-        "GLU": int(op == pairs.WIDE.op),
+        "GLU": int(op in (pairs.WIDE.op, pairs.GATED.op)),
         "ACTIVATION": 1,
     }
     code = compile.machine_code(rings.SOURCE, defines, "sm_90a", rings.multiply(choice["WIDTH"]))

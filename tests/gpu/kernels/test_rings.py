@@ -22,7 +22,7 @@ pytestmark = ON_HOPPER
 BF16 = torch.bfloat16
 CHOICES = [
     (table.op, choice)
-    for table in (tables.WHOLE, tables.DEFERRED, tables.CHAINED, tables.CHAINED_SHARES, pairs.WIDE)
+    for table in (tables.WHOLE, tables.DEFERRED, tables.CHAINED, tables.CHAINED_SHARES, pairs.WIDE, pairs.GATED)
     for choice in dict.fromkeys(table.rows[90])
     if rings.is_rings(choice)
 ]
@@ -44,7 +44,7 @@ def _names(entry: object) -> str:
 @pytest.mark.parametrize(("op", "choice"), CHOICES, ids=_names)
 def test_against_fp32(op: str, choice: Launch) -> None:
     """Rows and columns of no whole tile, a depth of no whole step; alone and in a chain the same bits."""
-    gated, tried = op == pairs.WIDE.op, 0
+    gated, tried = op in (pairs.WIDE.op, pairs.GATED.op), 0
     for rows in ROWS:
         for columns, inner in SIZES:
             if not rings.suits(choice, rows, columns, inner, launch.limits(torch.device("cuda")), gated):

@@ -45,19 +45,28 @@ def _tile(warps: int, stages: int, rows: int, columns: int, inner: int = 128) ->
     return Launch.of(warps, stages, BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=inner)
 
 
-# Of rings.py, more rows than a chain's, not measured yet: only `innerloop tune` comes to them.
-GATES = ((160, 4), (160, 2), (176, 2), (96, 4), (96, 2), (112, 4), (128, 2), (64, 4))
+# Of rings.py, for few rows in a chain and for more, not measured yet: only `innerloop tune` comes to them.
+FEW_ROWS = [
+    rings.tile(1, width, 1, across, room=rings.BESIDE, ahead=4)
+    for width, across in ((64, 4), (64, 2), (64, 1), (80, 4))
+]
+MANY_ROWS = [
+    rings.tile(3, width, 1, across)
+    for width, across in ((160, 4), (160, 2), (176, 2), (96, 4), (96, 2), (112, 4), (128, 2), (64, 4))
+]
 GATED = Table(
     "linear.gated",
     default=[APART],
-    rows={90: [_tile(4, 4, 64, 32), _tile(4, 3, 64, 32), _tile(4, 5, 64, 32, 64), _tile(8, 4, 64, 64), APART]},
+    rows={
+        90: [_tile(4, 4, 64, 32), _tile(4, 3, 64, 32), _tile(4, 5, 64, 32, 64), _tile(8, 4, 64, 64), APART, *FEW_ROWS]
+    },
     shared_bytes=_shared_bytes,
     suits=_suits,
 )
 WIDE = Table(
     "linear.gated_wide",
     default=[APART],
-    rows={90: [APART, *(rings.tile(3, width, 1, across) for width, across in GATES)]},
+    rows={90: [APART, *MANY_ROWS]},
     shared_bytes=_shared_bytes,
     suits=_suits,
 )
