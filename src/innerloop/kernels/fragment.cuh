@@ -5,6 +5,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define DEVICE static __device__ __forceinline__
+#define MEMBER __device__ __forceinline__
 #define SHARED(type, name, count) __shared__ type name[count]
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(128) u8 name[]
 #if RESIDENT  // programs that a multiprocessor must be able to hold; 0 leaves the registers to the compiler
@@ -98,6 +99,66 @@ DEVICE void push(u32 address, float4 v, u32 bar) {
                : "memory");
 }
 
+// ---- what a whole cluster arrives at, and boxes of matrices --------------------------------------------------------
+DEVICE void tell(u32 bar, u32 rank, bool cluster) {  // a program of the cluster: arrives on its barrier at this address
+  if (cluster)
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer_address(bar, rank)) : "memory");
+  else
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+DEVICE void cluster_barrier_wait(u32 bar, u32 parity) {  // as barrier_wait, for what other programs have done too
+  asm volatile(
+      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
+      "bra again;\ndone:\n}" ::"r"(bar),
+      "r"(parity)
+      : "memory");
+}
+DEVICE void cluster_sync(bool cluster) {
+  if (cluster) {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+}
+struct alignas(64) TensorMap {
+  u8 bytes[128];
+};
+DEVICE u64 read_often_policy() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// A box of a matrix, from this column and row on, to this program or to all of `mates`.
+DEVICE void box(u32 to, const TensorMap* map, int column, int row, u32 bar, u64 policy, u32 mates, bool many) {
+  if (many)
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], "
+        "[%1, {%3, %4}], [%2], %5, %6;" ::"r"(to),
+        "l"(map), "r"(bar), "r"(column), "r"(row), "h"((unsigned short)mates), "l"(policy)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], "
+        "[%2], %5;" ::"r"(to),
+        "l"(map), "r"(bar), "r"(column), "r"(row), "l"(policy)
+        : "memory");
+}
+
+// ---- products of four warps at once (compute capability 9.0) -------------------------------------------------------
+// What they read: rows of 128 bytes, swizzled over 128, eight rows every 1,024 (PTX ISA, matrix descriptor).
+DEVICE u64 descriptor(u32 at) { return (u64)((at & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING, int COUNT>  // all but the last PENDING commits are done
+DEVICE void products_wait(float (&sums)[COUNT]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+  if (PENDING == 0)
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sums[i])::"memory");  // none is read before
+}
+DEVICE void groups_sync(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+
 // ---- numbers -----------------------------------------------------------------------------------------------------
 DEVICE float low(u32 pair) { return __uint_as_float(pair << 16); }
 DEVICE float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
@@ -134,6 +195,12 @@ DEVICE u64 given_rows(const int* prefix, int rows, int row_tokens) {
   return given;
 }
 DEVICE uint4 load_shared(const u8* p) { return *(const uint4*)p; }
+DEVICE uint4 load_shared(u32 at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+DEVICE void store_shared(u32 at, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
 DEVICE float4 add(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
 DEVICE float power(float v) {  // of two, 0 of minus infinity

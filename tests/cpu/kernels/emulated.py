@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from innerloop.kernels import launch
-from innerloop.kernels.skinny import compile, cross, cuda, start
+from innerloop.kernels import compile, launch
+from innerloop.kernels.linear import rings
+from innerloop.kernels.skinny import cross, cuda, start
 
 HERE = Path(__file__).parent / "emulator"
 COMPILER = shutil.which("g++")
@@ -23,6 +24,22 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 class WrongLaunch(AssertionError):
     """What a kernel did that no kernel may do."""
+
+
+class TensorMap(ctypes.Structure):
+    """As device.h reads it, in the bytes of a driver's one."""
+
+    _fields_ = (
+        ("data", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "box_rows")),
+        ("unused", ctypes.c_uint64 * 12),
+    )
+
+
+def _tensor_map(t: torch.Tensor, rows: int) -> "ctypes.Array[ctypes.c_uint64]":
+    """In place of the driver's map of boxes of `rows` x 64."""
+    made = TensorMap(data=t.data_ptr(), rows=t.shape[0], columns=t.shape[1], box_rows=rows)
+    return (ctypes.c_uint64 * 16).from_buffer_copy(bytes(made))
 
 
 @functools.cache
@@ -89,7 +106,8 @@ def emulated(multiprocessors: int = 132, seed: int = 1, altered: tuple[str, str]
     """
     device = launch.Limits("emulated", 90, multiprocessors, 232448, 50 << 20)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(compile, "kernel", lambda name, defines, *_: (compile.SOURCE / f"{name}.cu", defines))
+        patched.setattr(compile, "kernel", lambda path, defines, *_: (path, defines))
+        patched.setattr(rings, "_tensor_map", _tensor_map)
         patched.setattr(compile, "launch", functools.partial(_launch, seed=seed, altered=altered))
         for module in (launch, start, cuda, cross):
             patched.setattr(module, "limits", lambda _: device)

@@ -34,8 +34,8 @@ def test_sizes_are_taken_only_as_the_kernel_works() -> None:
                 continue
             taken += 1
             groups, out = choice.warps // 4, choice["WIDTH"] // (2 if gated else 1)
-            programs, row_tiles, column_tiles = rings.grid(choice, rows, columns, gated)
-            assert programs == row_tiles * column_tiles * choice["DOWN"] * choice["ACROSS"] * choice["SPLIT"] <= 132
+            row_tiles, column_tiles = rings.grid(choice, rows, columns, gated)
+            assert (rings.tiles(choice, rows, columns, gated) > 132) == (choice["OUT"] > 0)
             assert row_tiles * groups * 64 * choice["DOWN"] >= rows
             assert column_tiles * out * choice["ACROSS"] >= columns
             steps = -(-inner // 64)
@@ -53,6 +53,8 @@ def test_sizes_are_taken_only_as_the_kernel_works() -> None:
         (rings.tile(1, 64, split=2), 41, 64, 64),  # an empty share
         (rings.tile(1, 64, 2), 41, 64, 64),  # a program of the cluster without rows
         (rings.tile(1, 8), 41, 8 * 133, 64),  # more programs than multiprocessors
+        (rings.tile(1, 64, out=64), 41, 64, 64),  # a way out of its own for one tile
+        (rings.tile(1, 64, out=32), 41, 64 * 133, 64),  # and one of another width
         (rings.tile(3, 200), 41, 200, 64),  # more registers than there are
         (rings.tile(1, 64, 1, 16), 41, 64, 64),  # boxes of four rows
     ],
@@ -76,6 +78,7 @@ def test_rings_fill_what_they_may() -> None:
         assert choice["WIDTH"] % 8 == 0
         assert 2 <= choice.stages <= choice["W_STAGES"]
         assert rings.shared_bytes(choice) <= H200.shared_bytes - 16 * (choice.stages + choice["W_STAGES"])
+        assert choice["OUT"] in (0, choice["WIDTH"], choice["WIDTH"] // 2)
         assert choice.stages == 16 or rings.shared_bytes(choice) + step > 105 * 1024
     beside = rings.tile(1, 48, 1, 4, room=rings.BESIDE, ahead=4)
     assert (beside.stages, beside["W_STAGES"]) == (4, 13)
@@ -104,6 +107,7 @@ def test_every_listed_tile_compiles(op: str, choice: Launch, tmp_path: object, m
         "ACROSS": choice["ACROSS"],
         "X_STAGES": choice.stages,
         "W_STAGES": choice["W_STAGES"],
+        "LOOP": int(choice["OUT"] > 0),
         "GLU": int(op in (pairs.WIDE.op, pairs.GATED.op)),
         "ACTIVATION": 1,
     }

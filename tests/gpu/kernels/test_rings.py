@@ -26,8 +26,8 @@ CHOICES = [
     for choice in dict.fromkeys(table.rows[90])
     if rings.is_rings(choice)
 ]
-ROWS = (1, 41, 64, 65, 100, 182, 192, 196, 300, 512)
-SIZES = ((200, 72), (1000, 1096), (640, 2560), (2560, 4096), (776, 1000))
+ROWS = (1, 41, 64, 65, 100, 182, 192, 196, 300, 512, 576)
+SIZES = ((200, 72), (1000, 1096), (640, 2560), (2560, 4096), (776, 1000), (16384, 1000))
 
 
 def _random(*shape: int, scale: float = 1.0) -> torch.Tensor:

@@ -51,8 +51,20 @@ FEW_ROWS = [
     for width, across in ((64, 4), (64, 2), (64, 1), (80, 4))
 ]
 MANY_ROWS = [
-    rings.tile(3, width, 1, across)
-    for width, across in ((160, 4), (160, 2), (176, 2), (96, 4), (96, 2), (112, 4), (128, 2), (64, 4))
+    *(
+        rings.tile(3, width, 1, across)
+        for width, across in ((160, 4), (160, 2), (176, 2), (96, 4), (96, 2), (112, 4), (128, 2), (64, 4))
+    ),
+    *(
+        rings.tile(groups, width, down, across, out=width // 2)
+        for groups, width, down, across in (
+            (3, 160, 1, 2),
+            (3, 160, 1, 4),
+            (2, 256, 2, 1),
+            (2, 192, 2, 2),
+            (2, 256, 1, 2),
+        )
+    ),
 ]
 GATED = Table(
     "linear.gated",

@@ -33,23 +33,34 @@ class RingsArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("bias", "out")),
         *(
             (name, ctypes.c_int)
-            for name in ("rows", "columns", "steps", "share_steps", "row_tiles", "column_tiles", "dependent")
+            for name in ("rows", "columns", "steps", "share_steps", "row_tiles", "column_tiles", "tiles", "dependent")
         ),
-        ("unused", ctypes.c_int * 5),
+        ("unused", ctypes.c_int * 4),
     )
 
 
 def tile(
-    groups: int, width: int, down: int = 1, across: int = 1, split: int = 1, room: int = ALONE, ahead: int = 0
+    groups: int,
+    width: int,
+    down: int = 1,
+    across: int = 1,
+    split: int = 1,
+    room: int = ALONE,
+    ahead: int = 0,
+    out: int = 0,
 ) -> Launch:
     """64 * groups rows times width of the weight's, in clusters of down x across.
 
-    Rings of one length that fill `room` KB; or `ahead` steps of rows, and weights for what is left.
+    Rings of one length that fill `room` KB; or `ahead` steps of rows, and weights for what is left. out: columns of the
+    result where a program makes several tiles, one after another; they leave through memory of their own.
     """
-    rows, columns, size = groups * 64 * STEP * 2, width * STEP * 2, room * 1024
+    rows, columns = groups * 64 * STEP * 2, width * STEP * 2
+    size = room * 1024 - (groups * 64 * _pitch(out) if out else 0)
     stages = ahead or min(16, size // (rows + columns))
     deep = min(32, (size - stages * rows) // columns) if ahead else stages
-    return Launch.of(4 * groups + 1, stages, WIDTH=width, DOWN=down, ACROSS=across, SPLIT=split, W_STAGES=deep)
+    return Launch.of(
+        4 * groups + 1, stages, WIDTH=width, DOWN=down, ACROSS=across, SPLIT=split, W_STAGES=deep, OUT=out
+    )  # fmt: skip
 
 
 def is_rings(choice: Launch) -> bool:
@@ -58,13 +69,19 @@ def is_rings(choice: Launch) -> bool:
 
 
 def shared_bytes(choice: Launch) -> int:
-    """Of one program: the rings, and what it takes to begin at a multiple of 1,024."""
-    groups = choice.warps // 4
-    return (choice.stages * groups * 64 + choice["W_STAGES"] * choice["WIDTH"]) * STEP * 2 + 1024
+    """Of one program: the rings, what it takes to begin at a multiple of 1,024, and the way out of several tiles."""
+    rows = choice.warps // 4 * 64
+    rings = (choice.stages * rows + choice["W_STAGES"] * choice["WIDTH"]) * STEP * 2
+    return rings + 1024 + (rows * _pitch(choice["OUT"]) if choice["OUT"] else 0)
+
+
+def _pitch(out: int) -> int:
+    """Bytes between rows of the result on their way out."""
+    return out * 2 + 16
 
 
 def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, gated: bool = False) -> bool:
-    """Whether the kernel takes a product of this size so: whole boxes, no empty share, everything in flight at once.
+    """Whether the kernel takes a product of this size so: whole boxes, no empty share, one tile a program if it says so.
 
     columns: of the result; a gated product's weight has twice as many rows.
     """
@@ -72,20 +89,26 @@ def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, g
     out = width // 2 if gated else width
     if inner % 8 or columns % 8 or out % (8 * choice["DOWN"]) or groups * 8 % choice["ACROSS"]:
         return False
-    if width // 2 + 34 > REGISTERS[groups - 1] or groups * 64 * (out * 2 + 16) > shared_bytes(choice) - 1024:
+    if width // 2 + 34 > REGISTERS[groups - 1] or choice["OUT"] not in (0, out):
+        return False
+    if not choice["OUT"] and groups * 64 * _pitch(out) > shared_bytes(choice) - 1024:
         return False
     steps = ceil(inner / STEP)
     if (split - 1) * ceil(steps / split) >= steps or choice["DOWN"] > ceil(rows / (groups * 64)):
         return False
-    return grid(choice, rows, columns, gated)[0] <= device.multiprocessors
+    return (tiles(choice, rows, columns, gated) > device.multiprocessors) == (choice["OUT"] > 0)
 
 
-def grid(choice: Launch, rows: int, columns: int, gated: bool) -> tuple[int, int, int]:
-    """Programs, and clusters along rows and columns."""
+def tiles(choice: Launch, rows: int, columns: int, gated: bool) -> int:
+    """Tiles of all shares, and so programs where each makes one."""
+    row_tiles, column_tiles = grid(choice, rows, columns, gated)
+    return row_tiles * column_tiles * choice["SPLIT"] * choice["DOWN"] * choice["ACROSS"]
+
+
+def grid(choice: Launch, rows: int, columns: int, gated: bool) -> tuple[int, int]:
+    """Clusters along rows and columns."""
     out = choice["WIDTH"] // 2 if gated else choice["WIDTH"]
-    down, across = choice["DOWN"], choice["ACROSS"]
-    row_tiles, column_tiles = ceil(rows / (choice.warps // 4 * 64 * down)), ceil(columns / (out * across))
-    return row_tiles * column_tiles * down * across * choice["SPLIT"], row_tiles, column_tiles
+    return ceil(rows / (choice.warps // 4 * 64 * choice["DOWN"])), ceil(columns / (out * choice["ACROSS"]))
 
 
 def product(
@@ -96,23 +119,28 @@ def product(
     (rows, inner), columns = x.shape, weight.shape[0] // 2 if gated else weight.shape[0]
     split, width, across, down = (choice[size] for size in ("SPLIT", "WIDTH", "ACROSS", "DOWN"))
     out = torch.empty((split, rows, columns), dtype=x.dtype, device=x.device)
-    programs, row_tiles, column_tiles = grid(choice, rows, columns, gated)
-    steps, groups = ceil(inner / STEP), choice.warps // 4
+    row_tiles, column_tiles = grid(choice, rows, columns, gated)
+    steps, groups, cluster = ceil(inner / STEP), choice.warps // 4, down * across
+    count = clusters = row_tiles * column_tiles * split
+    if choice["OUT"]:
+        clusters = min(count, launch.limits(x.device).multiprocessors // cluster)
     dependent = launch.dependent()
     arguments = RingsArgs(
         x=_tensor_map(x, groups * 64 // across), w=_tensor_map(weight, width // (2 if gated else 1) // down),
         bias=None if bias is None else bias.data_ptr(), out=out.data_ptr(), rows=rows, columns=columns, steps=steps,
-        share_steps=ceil(steps / split), row_tiles=row_tiles, column_tiles=column_tiles, dependent=dependent,
+        share_steps=ceil(steps / split), row_tiles=row_tiles, column_tiles=column_tiles, tiles=count,
+        dependent=dependent,
     )  # fmt: skip
     defines = {
         "GROUPS": groups, "WIDTH": width, "DOWN": down, "ACROSS": across, "X_STAGES": choice.stages,
-        "W_STAGES": choice["W_STAGES"], "GLU": int(gated), "ACTIVATION": KINDS[activation],
+        "W_STAGES": choice["W_STAGES"], "LOOP": int(choice["OUT"] > 0), "GLU": int(gated),
+        "ACTIVATION": KINDS[activation],
     }  # fmt: skip
     size = shared_bytes(choice)
     with torch.cuda.device(x.device):
         fixed = compile.fixed(defines)
         function = compile.kernel(SOURCE, fixed, "sm_90a", size, torch.cuda.current_device(), multiply(width))
-        compile.launch(function, programs, groups * 128 + 32, size, down * across, dependent, arguments)
+        compile.launch(function, clusters * cluster, groups * 128 + 32, size, cluster, dependent, arguments)
     return out
 
 

@@ -1,6 +1,7 @@
 // fragment.cuh for a processor: the sources of the CUDA kernels, run by one host thread. Every thread of a cluster is a
 // coroutine that runs until it waits. Programs begin at random moments, bulk copies and messages to other programs arrive at
-// random later ones, and threads take turns in random order: what a kernel does not wait for, it finds undone. What the
+// random later ones, products of four warps are made as late as their wait allows, and threads take turns in random order:
+// what a kernel does not wait for, it finds undone. What the
 // hardware would not do either (too many arrivals, a message to a program that has ended or to a barrier that is not there
 // yet, an address that is not aligned) is an error.
 #pragma once
@@ -33,6 +34,7 @@ using std::max;
 using std::min;
 
 #define DEVICE static inline
+#define MEMBER
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
@@ -55,15 +57,18 @@ const u32 PROGRAM = 1 << 20, DYNAMIC = 1152;  // bytes of a program's memory; wh
 const int MOST = 16;                                         // programs of a cluster
 static u8* memory_;
 struct Meeting { int there = 0, turn = 0; };
+struct Product { u64 x, w; };
 struct Warp { Meeting meeting; u64 word[32][12]; };
 struct Thread {
   ucontext_t context;
   char* stack;
   bool done;
   int index, program, seen;
+  std::vector<Product> open;
+  std::vector<std::vector<Product>> committed;
 };
 struct Program {
-  Meeting all;
+  Meeting all, groups;
   std::vector<Warp> warps;
   int block, votes, starts;  // votes: of __syncthreads_or; starts: after so many turns
 };
@@ -105,12 +110,17 @@ static bool __syncthreads_or(bool vote) {
   return any;
 }
 static void __syncwarp() { meet(warp_().meeting, 32); }
+DEVICE void groups_sync(int threads) { meet(program_().groups, threads); }
 DEVICE u32 cluster_rank() { return me().program; }
 DEVICE void cluster_arrive() {
   me().seen = cluster_.turn;
   if (++cluster_.there == width_ * int(programs_.size())) cluster_.there = 0, ++cluster_.turn;
 }
 DEVICE void cluster_wait() { while (cluster_.turn == me().seen) pause_(); }
+DEVICE void cluster_sync(bool cluster) {
+  if (cluster) cluster_arrive(), cluster_wait();
+  else __syncthreads();
+}
 static bool ended(u32 program) {
   return std::all_of(threads_.begin(), threads_.end(), [=](const Thread& t) { return t.program != int(program) || t.done; });
 }
@@ -137,7 +147,9 @@ static void landed(u32 at, u32 bytes) { Barrier& b = barrier_(at); b.bytes -= by
 DEVICE void barrier_init(u32 at, u32 count) { barriers_[at] = {int(count), int(count), 0, 0}; }
 DEVICE void barrier_init_fence() {}
 DEVICE void barrier_expect(u32 at, u32 bytes) { Barrier& b = barrier_(at); b.bytes += bytes, --b.pending; turned(b); }
+DEVICE void tell(u32 at, u32 rank, bool) { Barrier& b = barrier_(peer_address(at, rank)); --b.pending; turned(b); }
 DEVICE void barrier_wait(u32 at, u32 parity) { while (barrier_(at).phase == parity) pause_(); }
+DEVICE void cluster_barrier_wait(u32 at, u32 parity) { barrier_wait(at, parity); }
 
 // ---- copies ------------------------------------------------------------------------------------------------------------
 static std::vector<std::function<void()>> flying_;
@@ -150,6 +162,7 @@ static void land_some() {
   }
 }
 DEVICE u64 read_once_policy() { return 0; }
+DEVICE u64 read_often_policy() { return 0; }
 static void aligned(u64 address, int bytes) { if (address % bytes) fail("an address is not aligned"); }
 DEVICE void bulk_copy(u32 to, const void* from, u32 bytes, u32 bar) {
   aligned(to, 16), aligned(u64(from), 16), aligned(bytes, 16);
@@ -162,6 +175,25 @@ DEVICE void copy16(u32 to, const void* from, u32 bytes) {
   else memset(memory_ + to, 0, 16);
 }
 DEVICE void copies_wait() {}
+struct alignas(64) TensorMap { const bf16* data; int64_t rows, columns, box_rows; u8 unused[96]; };
+static u32 swizzled(u32 at) { return at ^ (((at >> 7) & 7) << 4); }
+DEVICE void box(u32 to, const TensorMap* map, int column, int row, u32 bar, u64, u32 mates, bool many) {
+  const TensorMap m = *map;
+  aligned(to, 128);
+  for (u32 rank = 0; rank < programs_.size(); ++rank) {
+    if (many ? !(mates >> rank & 1) : rank != u32(me().program)) continue;
+    const u32 at = to % PROGRAM, told = peer_address(bar, rank);
+    flying_.push_back([=] {
+      for (int r = 0; r < m.box_rows; ++r)
+        for (int c = 0; c < 64; ++c) {
+          const bool inside = row + r < m.rows && column + c < m.columns;
+          const bf16 v = inside ? m.data[(row + r) * m.columns + column + c] : 0;
+          memcpy(memory_ + u64(rank) * PROGRAM + swizzled(at + r * 128 + c * 2), &v, 2);
+        }
+      landed(told, u32(m.box_rows * 128));
+    });
+  }
+}
 template <class V> static void send(u32 at, V v, u32 bar) {
   aligned(at, sizeof(V));
   flying_.push_back([=] { memcpy(memory_ + at, &v, sizeof(V)), landed(bar, sizeof(V)); });
@@ -184,6 +216,8 @@ DEVICE float bias_of(const bf16* table, int i) { return bits_float(u32(table[i])
 DEVICE uint4 load_fresh(const void* p) { uint4 v; aligned(u64(p), 16), memcpy(&v, p, 16); return v; }
 DEVICE u32 load_fresh_word(const void* p) { u32 v; memcpy(&v, p, 4); return v; }
 DEVICE uint4 load_shared(const u8* p) { uint4 v; aligned(u64(p), 16), memcpy(&v, p, 16); return v; }
+DEVICE uint4 load_shared(u32 at) { return load_shared(memory_ + at); }
+DEVICE void store_shared(u32 at, u32 v) { aligned(at, 4), memcpy(memory_ + at, &v, 4); }
 DEVICE u64 given_rows(const int* prefix, int rows, int row_tokens) {
   u64 given = 0;
   for (int row = 0; row < rows; ++row)
@@ -249,3 +283,24 @@ static uint4 matrices(u32 at, bool transposed) {
 DEVICE uint4 load_matrices(u32 at) { return matrices(at, false); }
 DEVICE uint4 load_transposed(u32 at) { return matrices(at, true); }
 
+DEVICE u64 descriptor(u32 at) { aligned(at, 1024); return at % PROGRAM / 16; }  // and two on for every 16 columns
+static float element(u64 matrix, int row, int column) {
+  const u32 at = u32(matrix) * 16 + row / 8 * 1024 + row % 8 * 128 + column * 2;
+  bf16 v;
+  memcpy(&v, shared_memory() + swizzled(at), 2);
+  return bits_float(u32(v) << 16);
+}
+DEVICE void products_begin() {}
+template <int COUNT> DEVICE void multiply(float (&)[COUNT], u64 x, u64 w) { me().open.push_back({x, w}); }
+DEVICE void products_commit() { me().committed.push_back(std::move(me().open)), me().open.clear(); }
+template <int PENDING, int COUNT> DEVICE void products_wait(float (&sums)[COUNT]) {
+  Thread& t = me();
+  if (random_() % 2) pause_();
+  for (; t.committed.size() > PENDING; t.committed.erase(t.committed.begin()))
+    for (const Product& product : t.committed[0])
+      for (int i = 0; i < COUNT; ++i) {
+        const int row = t.index / 32 % 4 * 16 + lane_() / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + lane_() % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; ++k) sums[i] += element(product.x, row, k) * element(product.w, column, k);
+      }
+  __syncwarp();
+}

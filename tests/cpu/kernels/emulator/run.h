@@ -26,6 +26,7 @@ static void begin_(int first, int cluster) {
     Thread& t = threads_[i];
     if (!t.stack) t.stack = (char*)malloc(stack);
     t.done = false, t.index = int(i) % width_, t.program = int(i) / width_;
+    t.open.clear(), t.committed.clear();
     getcontext(&t.context);
     t.context.uc_stack.ss_sp = t.stack, t.context.uc_stack.ss_size = stack, t.context.uc_link = &scheduler_;
     makecontext(&t.context, entry_, 0);
