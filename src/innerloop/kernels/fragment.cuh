@@ -100,22 +100,18 @@ DEVICE void push(u32 address, float4 v, u32 bar) {
 }
 
 // ---- what a whole cluster arrives at, and boxes of matrices --------------------------------------------------------
-DEVICE void tell(u32 bar, u32 rank, bool cluster) {  // a program of the cluster: arrives on its barrier at this address
+// Arrives on the barrier at this address of a program of the cluster, to say that reads are over. Neither this nor the wait
+// for it names the cluster's scope: a release there is a fence of all memory and an acquire empties L1, in every step of a
+// product, and what is waited for are bulk copies, which come and go through the barrier itself.
+DEVICE void tell(u32 bar, u32 rank, bool cluster) {
   if (cluster)
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer_address(bar, rank)) : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(peer_address(bar, rank)) : "memory");
   else
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-DEVICE void cluster_barrier_wait(u32 bar, u32 parity) {  // as barrier_wait, for what other programs have done too
-  asm volatile(
-      "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
-      "bra again;\ndone:\n}" ::"r"(bar),
-      "r"(parity)
-      : "memory");
-}
 DEVICE void cluster_sync(bool cluster) {
   if (cluster) {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    cluster_arrive();
     cluster_wait();
   } else {
     __syncthreads();
@@ -124,6 +120,7 @@ DEVICE void cluster_sync(bool cluster) {
 struct alignas(64) TensorMap {
   u8 bytes[128];
 };
+DEVICE void fetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 DEVICE u64 read_often_policy() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));

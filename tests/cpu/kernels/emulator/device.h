@@ -149,7 +149,6 @@ DEVICE void barrier_init_fence() {}
 DEVICE void barrier_expect(u32 at, u32 bytes) { Barrier& b = barrier_(at); b.bytes += bytes, --b.pending; turned(b); }
 DEVICE void tell(u32 at, u32 rank, bool) { Barrier& b = barrier_(peer_address(at, rank)); --b.pending; turned(b); }
 DEVICE void barrier_wait(u32 at, u32 parity) { while (barrier_(at).phase == parity) pause_(); }
-DEVICE void cluster_barrier_wait(u32 at, u32 parity) { barrier_wait(at, parity); }
 
 // ---- copies ------------------------------------------------------------------------------------------------------------
 static std::vector<std::function<void()>> flying_;
@@ -176,6 +175,7 @@ DEVICE void copy16(u32 to, const void* from, u32 bytes) {
 }
 DEVICE void copies_wait() {}
 struct alignas(64) TensorMap { const bf16* data; int64_t rows, columns, box_rows; u8 unused[96]; };
+DEVICE void fetch_map(const TensorMap*) {}
 static u32 swizzled(u32 at) { return at ^ (((at >> 7) & 7) << 4); }
 DEVICE void box(u32 to, const TensorMap* map, int column, int row, u32 bar, u64, u32 mates, bool many) {
   const TensorMap m = *map;

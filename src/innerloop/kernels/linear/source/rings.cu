@@ -83,7 +83,7 @@ DEVICE void load(const Args& p, u32 x_ring, u32 w_ring, u32 x_full, u32 w_full, 
   Place weights(p, down, across), rows(p, down, across);
   auto ask_for_weights = [&]() {
     const u32 slot = weights.count % W_STAGES, bar = w_full + slot * 8;
-    if (weights.count >= W_STAGES) cluster_barrier_wait(w_empty + slot * 8, (weights.count / W_STAGES - 1) & 1);
+    if (weights.count >= W_STAGES) barrier_wait(w_empty + slot * 8, (weights.count / W_STAGES - 1) & 1);
     barrier_expect(bar, W_BYTES);
 #pragma unroll
     for (int part = 0; part < PARTS; ++part)
@@ -95,7 +95,7 @@ DEVICE void load(const Args& p, u32 x_ring, u32 w_ring, u32 x_full, u32 w_full, 
   if (p.dependent) wait_for_producer();
   while (rows.there(p)) {
     const u32 slot = rows.count % X_STAGES, bar = x_full + slot * 8;
-    if (rows.count >= X_STAGES) cluster_barrier_wait(x_empty + slot * 8, (rows.count / X_STAGES - 1) & 1);
+    if (rows.count >= X_STAGES) barrier_wait(x_empty + slot * 8, (rows.count / X_STAGES - 1) & 1);
     barrier_expect(bar, X_BYTES);
     box(x_ring + slot * X_BYTES + across * X_BOX * 128, &p.x, (rows.first + rows.step) * 64, rows.row + across * X_BOX, bar, often,
         row_mates, ACROSS > 1);
@@ -144,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 32) rings(const __gr
   const int rank = blockIdx.x % CLUSTER, down = rank / ACROSS, across = rank % ACROSS;
 
   if (p.dependent) release_successor();
+  if (threadIdx.x == GROUPS * 128) fetch_map(&p.w), fetch_map(&p.x);
   if (threadIdx.x == 0) {
     for (int i = 0; i < X_STAGES; ++i) barrier_init(x_full + i * 8, 1), barrier_init(x_empty + i * 8, GROUPS * 4 * ACROSS);
     for (int i = 0; i < W_STAGES; ++i) barrier_init(w_full + i * 8, 1), barrier_init(w_empty + i * 8, GROUPS * 4 * DOWN);
@@ -167,8 +168,8 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 32) rings(const __gr
       for (int i = 0; i < WIDTH / 2; ++i) sums[i] = 0.f;
       for (int s = 0; s < at.steps; ++s, ++at.count) {
         const int x_slot = at.count % X_STAGES, w_slot = at.count % W_STAGES;
-        cluster_barrier_wait(w_full + w_slot * 8, at.count / W_STAGES & 1);
-        cluster_barrier_wait(x_full + x_slot * 8, at.count / X_STAGES & 1);
+        barrier_wait(w_full + w_slot * 8, at.count / W_STAGES & 1);
+        barrier_wait(x_full + x_slot * 8, at.count / X_STAGES & 1);
         const u64 x = descriptor(x_ring + x_slot * X_BYTES + group * 8192), w = descriptor(w_ring + w_slot * W_BYTES);
         products_begin();
 #pragma unroll
