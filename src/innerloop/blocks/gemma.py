@@ -5,7 +5,7 @@ from torch import nn
 
 from innerloop.blocks.sizes import DecoderSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import attention, linear, norm, rope
+from innerloop.kernels import attention, launch, linear, norm, rope
 
 EPS = 1e-6  # GemmaConfig.rms_norm_eps
 
@@ -60,16 +60,17 @@ class GemmaPrefix(nn.Module):
         """x [B, T, D] -> rows [0, T) of keys and values [L, B, S, Hkv, hd]; key_valid int32 [B, T]."""
         s, tokens = self.sizes, x.shape[1]
         normed = norm.rms_norm(x, self._norm_of(0), EPS, plus_one=True)
-        for i, layer in enumerate(self.layers):
-            k, v = keys[i], values[i]
-            qkv = linear.linear(normed, layer.qkv_weight)
-            q = rope.rotate_and_store(qkv, cos, sin, s.heads, s.kv_heads, k, v, 0)
-            mixed = attention.attention(q, k[:, :tokens], v[:, :tokens], key_valid, s.head_dim**-0.5)
-            delta, _ = linear.deferred(mixed, layer.out_weight)
-            x, normed = norm.add_rms_norm(x, delta, layer.mlp_norm, EPS, plus_one=True)
-            hidden = linear.gated(normed, layer.gate_up_weight, "gelu_tanh")
-            delta, _ = linear.deferred(hidden, layer.down_weight)
-            x, normed = norm.add_rms_norm(x, delta, self._norm_of(i + 1), EPS, plus_one=True)
+        with launch.dependent_launch():
+            for i, layer in enumerate(self.layers):
+                k, v = keys[i], values[i]
+                qkv = linear.linear(normed, layer.qkv_weight)
+                q = rope.rotate_and_store(qkv, cos, sin, s.heads, s.kv_heads, k, v, 0)
+                mixed = attention.attention(q, k[:, :tokens], v[:, :tokens], key_valid, s.head_dim**-0.5)
+                delta, _ = linear.deferred(mixed, layer.out_weight)
+                x, normed = norm.add_rms_norm(x, delta, layer.mlp_norm, EPS, plus_one=True)
+                hidden = linear.gated(normed, layer.gate_up_weight, "gelu_tanh")
+                delta, _ = linear.deferred(hidden, layer.down_weight)
+                x, normed = norm.add_rms_norm(x, delta, self._norm_of(i + 1), EPS, plus_one=True)
         kv = linear.linear(normed, self.last.kv_weight)
         rope.rotate_and_store(kv, cos, sin, 0, s.kv_heads, keys[-1], values[-1], 0)
 

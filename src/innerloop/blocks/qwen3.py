@@ -1,6 +1,7 @@
 """The Qwen3 decoder: q/k norm, three-axis rotary positions, SwiGLU, grouped heads, causal; DeepStack features added in."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 from innerloop.blocks.sizes import DecoderSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import attention, linear, norm, rope
+from innerloop.kernels import attention, launch, linear, norm, rope
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,16 @@ class Qwen3(nn.Module):
         layers = list(self.layers)
         normed = norm.rms_norm(x, layers[0].input_norm, self.sizes.eps)
         for i, layer in enumerate(layers):
-            delta = layer.attend(normed, self.sizes, reading, i)
-            x, normed = norm.add_rms_norm(x, delta, layer.mlp_norm, self.sizes.eps)
-            delta = layer.mlp(normed)
-            if i < len(deepstack):
-                x, _ = norm.add_rms_norm(x, delta, None, self.sizes.eps)
-                delta = deepstack[i]
-            weight = layers[i + 1].input_norm if i + 1 < len(layers) else None
-            x, normed = norm.add_rms_norm(x, delta, weight, self.sizes.eps)
+            # A single row's products stay the library's, which would start after their predecessor's end anyway.
+            with launch.dependent_launch() if x.shape[1] > 1 else nullcontext():
+                delta = layer.attend(normed, self.sizes, reading, i)
+                x, normed = norm.add_rms_norm(x, delta, layer.mlp_norm, self.sizes.eps)
+                delta = layer.mlp(normed)
+                if i < len(deepstack):
+                    x, _ = norm.add_rms_norm(x, delta, None, self.sizes.eps)
+                    delta = deepstack[i]
+                weight = layers[i + 1].input_norm if i + 1 < len(layers) else None
+                x, normed = norm.add_rms_norm(x, delta, weight, self.sizes.eps)
             yield x
 
     def forward(self, x: torch.Tensor, reading: Reading, deepstack: Sequence[torch.Tensor] = ()) -> torch.Tensor:

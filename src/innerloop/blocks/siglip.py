@@ -5,7 +5,7 @@ from torch import nn
 
 from innerloop.blocks.sizes import VisionSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import attention, linear, norm
+from innerloop.kernels import attention, launch, linear, norm
 
 EPS = 1e-6  # SiglipVisionConfig.layer_norm_eps
 Shares = tuple[torch.Tensor, torch.Tensor | None]
@@ -78,9 +78,10 @@ def encoded(
     valid int32 [I, T]: the keys that count.
     """
     following = [(layer.norm1_weight, layer.norm1_bias) for layer in list(layers)[1:]]
-    for layer, (weight, bias) in zip(layers, [*following, after], strict=True):
-        delta, left = layer.attend(normed, valid)
-        x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, eps, left)
-        delta, left = layer.mlp(normed)
-        x, normed = norm.add_layer_norm(x, delta, weight, bias, eps, left)
+    with launch.dependent_launch():
+        for layer, (weight, bias) in zip(layers, [*following, after], strict=True):
+            delta, left = layer.attend(normed, valid)
+            x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, eps, left)
+            delta, left = layer.mlp(normed)
+            x, normed = norm.add_layer_norm(x, delta, weight, bias, eps, left)
     return x, normed
