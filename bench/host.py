@@ -100,6 +100,7 @@ class IdleMachine(Machine):
     def _program(self, captured: bool, samples: Mapping[int, Mapping[str, Value]] | None) -> Programs:
         programs = eager(self._refresh, self._list, self._arena)
         programs.run[:] = [self._pretended.start] * len(programs.run)
+        vars(programs)["graphs"] = dict.fromkeys(programs.names)  # so that decisions run where those of graphs do
         self._pretended.real = self._windows._done
         vars(self._windows)["_done"] = self._pretended
         return programs

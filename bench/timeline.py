@@ -134,7 +134,8 @@ def marked(policy: LoadedPolicy, marks: Marks) -> Iterator[None]:
         ]
         undo.enter_context(_replaced(tick, "programs", programs))
         around(windows, "fetch", after="start of the read back", event="outputs on the host")
-        around(machine._thread, "call", after="hand-over to the caller")
+        for ask in ("call", "here"):
+            around(machine._thread, ask, after="hand-over to the caller")
         around(windows, "wait", after="wait for the device")
         around(windows, "outputs", after="copy of the outputs")
         around(processor, "finish", after="finish")

@@ -1,4 +1,4 @@
-"""One thread owns a device: calls from any thread are queued to it and wait for their answer."""
+"""One turn after another on a device: on a thread of its own, or on the calling thread, which spares two hand-overs."""
 
 import os
 import threading
@@ -67,7 +67,9 @@ class Ending(Generic[T]):
 
 
 class DeviceThread:
-    """Runs callables one after another on a thread of its own, with one CUDA stream current."""
+    """Runs callables one after another, each with the device's one CUDA stream current: on its own thread (`call`), or on
+    the thread that asks (`here`).
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -76,6 +78,7 @@ class DeviceThread:
         self._local = threading.local()
         self._left: Ending[Any] | None = None
         self._guard = threading.Lock()
+        self._turn = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"innerloop {device}", daemon=True)
         self._thread.start()
 
@@ -99,8 +102,20 @@ class DeviceThread:
         result: T = value
         return result
 
+    def here(self, function: Callable[[], T]) -> T:
+        """Runs a function on the calling thread when its turn has come, and returns its answer.
+
+        For what starts work on the device and returns: nobody is woken for it, and nobody else has a turn meanwhile. It
+        must not depend on the caller's modes of torch, nor `call`. A thread that captures a graph hands over instead.
+        """
+        if threading.current_thread() is self._thread or self._captures():
+            return self.call(function)
+        with self._turn, torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
+            self._settle_last()
+            return function()
+
     def leave(self, wait: Callable[[], None], take: Callable[[], T]) -> Ending[T]:
-        """On the device's thread, last thing in a call: leaves the wait for the device and the answer to the caller.
+        """Last thing in a call: leaves the wait for the device and the answer to the caller.
 
         wait may be asked by two threads, and again after an interrupt; take runs once, before the next call.
         """
@@ -113,9 +128,12 @@ class DeviceThread:
             return ending.answer()
         elsewhere = torch.cuda.current_device() != self.device.index
         with torch.cuda.device(self.device) if elsewhere else nullcontext():
-            if torch.cuda.is_current_stream_capturing():  # a thread that captures must wait for nothing
+            if self._captures():  # a thread that captures must wait for nothing
                 self.call(_nothing)
             return ending.answer()
+
+    def _captures(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def settle(self) -> None:
         """Waits for all work on the device, on whatever stream it was started."""
@@ -130,8 +148,9 @@ class DeviceThread:
         while True:
             function, reply = self._queue.get()
             try:
-                self._settle_last()
-                reply.value = function()
+                with self._turn:
+                    self._settle_last()
+                    reply.value = function()
             except BaseException as error:  # handed over whole: it belongs to the thread that called
                 reply.error = error
             reply.done.release()

@@ -68,6 +68,7 @@ class Machine:
         self._thread = owner(torch.device(device))
         self._context = contextvars.copy_context()
         self._lent = False
+        self._begun = False  # a decision whose end is not yet left to whoever waits
         self._thread.call(lambda: self._context.run(self._make, capture, samples, sessions, resident))
 
     @property
@@ -92,16 +93,21 @@ class Machine:
 
         def start() -> Ending[_Answer]:
             self._refuse_if_lent()
+            self._settle()
             self._sessions.hold(target)
             due = tick.decide(steps, values, target.ledger, target.kept)
             ran = {step.key for step, _ in due}
             names = tuple(name for step in steps if step.key in ran for name in step.names)
             windows, read = self._windows, self._profiled.read if profile else dict
-            return self._thread.leave(windows.wait, lambda: (names, windows.outputs(), read()))
+            ending = self._thread.leave(windows.wait, lambda: (names, windows.outputs(), read()))
+            self._begun = False
+            return ending
 
+        # Graphs run alike on any thread; eager stages would see the calling thread's modes of torch.
+        turn = self._thread.here if self._programs.graphs else self._thread.call
         target.asked()
         try:
-            names, outputs, timing = self._thread.end(self._thread.call(lambda: self._context.run(start)))
+            names, outputs, timing = self._thread.end(turn(lambda: self._context.run(start)))
         finally:
             target.answered()
         if one:
@@ -227,6 +233,13 @@ class Machine:
         if capacity not in self.plans:
             raise ObservationError(f"no plan has the prompt capacity {capacity}; there are {list(self.plans)}")
         return self._refresh.steps[list(self.plans).index(capacity)]
+
+    def _settle(self) -> None:
+        """Before a decision: what an interrupted one has started is waited for, since staging must not change under it."""
+        if self._begun:
+            self._windows.mark()
+            self._windows.wait()
+        self._begun = True
 
     def _refuse_if_lent(self) -> None:
         if not self.ready:

@@ -243,6 +243,7 @@ class Windows:
         return content
 
     def _put(self, slot: Slot, raw: bytes, content: int) -> None:
+        slot.content = NOTHING  # an interrupt may come anywhere: what is half written has no number
         self._memory[slot.start : slot.start + len(raw)] = raw
         if slot.raw is None:  # not yet staged whole
             slot.views = (self._host[slot.start : slot.start + len(raw)],)
@@ -269,18 +270,22 @@ class Windows:
                 f"input '{slot.buffer.name}' was never given: a session's first decision needs every input"
             )
         if slot.content != content:
-            assert saved is not None  # an inactive session's inputs are saved when another takes the arena
+            if saved is None:  # an inactive session's inputs are saved when another takes the arena
+                raise ObservationError(f"input '{slot.buffer.name}' was lost in an interrupted decision: give it again")
             self._fill(slot, saved, content)
 
     def _copy_run(self, run: Sequence[Slot]) -> None:
         """One copy for small inputs and what lies between them."""
         if not run:
             return
+        for slot in run:
+            self._refresh.present[slot.index] = NOTHING
         self._copy(run[0].start, run[-1].end)
         for slot in run:
             self._refresh.present[slot.index] = slot.content
 
     def _copy_rows(self, slot: Slot) -> None:
+        self._refresh.present[slot.index] = NOTHING
         for start, view in zip(slot.starts(len(slot.views)), slot.views, strict=True):
             self._copy(start, start + view.size)
         self._refresh.present[slot.index] = slot.content

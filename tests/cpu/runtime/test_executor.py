@@ -186,3 +186,33 @@ def test_an_ended_call_keeps_nothing_of_its_machine_alive():
     thread.end(left(thread, lambda memory=memory: None, lambda memory=memory: 1))
     del memory
     assert seen() is None
+
+
+def test_a_turn_on_the_calling_thread_comes_between_calls():
+    thread, order = DeviceThread(CPU), []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        go_on.wait(10)
+        order.append("call")
+
+    other = threading.Thread(target=thread.call, args=(slow,))
+    other.start()
+    begun.wait(10)
+    threading.Timer(0.05, go_on.set).start()
+    assert thread.here(lambda: order.append("here") or threading.get_ident()) == threading.get_ident()
+    other.join()
+    assert order == ["call", "here"]
+    assert thread.call(lambda: thread.here(threading.get_ident)) != threading.get_ident()  # already its own turn
+
+
+def test_a_turn_comes_after_the_end_of_the_last_call_and_passes_on_after_an_error():
+    thread, order = DeviceThread(CPU), []
+    ending = left(thread, lambda: order.append("wait"), lambda: "late")
+    assert thread.here(lambda: order.append("here")) is None
+    assert order == ["wait", "here"]
+    assert thread.end(ending) == "late"
+    with pytest.raises(KeyError):
+        thread.here(lambda: {}["nothing"])
+    assert thread.call(lambda: 3) == thread.here(lambda: 3) == 3
