@@ -154,6 +154,7 @@ DEVICE void products_wait(float (&sums)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(sums[i])::"memory");  // none is read before
 }
+DEVICE int uniform(int v) { return __shfl_sync(0xffffffffu, v, 0); }  // the same in a warp: so that the compiler knows it
 DEVICE void groups_sync(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
 
 // ---- numbers -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Launch of source/rings.cu: products in warp group tiles, loaded by the tensor memory accelerator (compute capability 9.0).
 
-A choice of a `Table` is one of these where it has a WIDTH. `warps` are those that multiply and one that loads; `stages`
+A choice of a `Table` is one of these where it has a WIDTH. `warps` are those that multiply and two that load; `stages`
 steps of rows and W_STAGES steps of weights are held at once.
 """
 
@@ -22,6 +22,7 @@ STEP = 64  # columns of x a step: 128 bytes of bfloat16, the widest swizzle
 ALONE = 225  # KB of a multiprocessor's shared memory that one program may have
 BESIDE = 110  # KB that leave room for a program of the next kernel
 REGISTERS = (232, 168, 128, 96)  # a thread, by groups: a quarter of a multiprocessor's for its share of the warps
+MIN_STAGES = 3  # steps that are multiplied at once, and one that arrives
 KINDS: dict[Activation | None, int] = {None: 0, "gelu_tanh": 1, "silu": 2}
 
 
@@ -59,7 +60,7 @@ def tile(
     stages = ahead or min(16, size // (rows + columns))
     deep = min(32, (size - stages * rows) // columns) if ahead else stages
     return Launch.of(
-        4 * groups + 1, stages, WIDTH=width, DOWN=down, ACROSS=across, SPLIT=split, W_STAGES=deep, OUT=out
+        4 * groups + 2, stages, WIDTH=width, DOWN=down, ACROSS=across, SPLIT=split, W_STAGES=deep, OUT=out
     )  # fmt: skip
 
 
@@ -89,7 +90,7 @@ def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, g
     out = width // 2 if gated else width
     if inner % 8 or columns % 8 or out % (8 * choice["DOWN"]) or groups * 8 % choice["ACROSS"]:
         return False
-    if width // 2 + 34 > REGISTERS[groups - 1] or choice["OUT"] not in (0, out):
+    if width // 2 + 34 > REGISTERS[groups - 1] or choice["OUT"] not in (0, out) or choice.stages < MIN_STAGES:
         return False
     if not choice["OUT"] and groups * 64 * _pitch(out) > shared_bytes(choice) - 1024:
         return False
@@ -140,7 +141,7 @@ def product(
     with torch.cuda.device(x.device):
         fixed = compile.fixed(defines)
         function = compile.kernel(SOURCE, fixed, "sm_90a", size, torch.cuda.current_device(), multiply(width))
-        compile.launch(function, clusters * cluster, groups * 128 + 32, size, cluster, dependent, arguments)
+        compile.launch(function, clusters * cluster, groups * 128 + 64, size, cluster, dependent, arguments)
     return out
 
 

@@ -235,6 +235,7 @@ static float __shfl_xor_sync(u32, float v, int distance) {
   __syncwarp();
   return other;
 }
+DEVICE int uniform(int v) { return v; }
 DEVICE float2 two_features(float first, float second, bool odd) {
   const float other = __shfl_xor_sync(~0u, odd ? first : second, 4);
   return odd ? make_float2(other, second) : make_float2(first, other);

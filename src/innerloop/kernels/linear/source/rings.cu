@@ -1,10 +1,11 @@
 // out[share][row, column] = activation(x[row, K of the share] . w[column, K of the share] + bias[column]), any number of rows.
 //
-// A program makes tiles of 64 * GROUPS rows of x and WIDTH rows of w: one, or several after each other. One warp asks the tensor memory accelerator for steps of
-// 64 columns of both, GROUPS groups of four warps multiply 64 rows each by all WIDTH. A cluster of DOWN x ACROSS programs
-// shares what it loads: the same rows across, the same weights down. Rows and weights have rings of their own, so that many
-// steps of weights, which no kernel writes, are on their way while the kernel before still runs. With GLU a tile's weight
-// rows are WIDTH / 2 of the gate and WIDTH / 2 of up, whose product never leaves the registers. Fixed at compile time: GROUPS,
+// A program makes tiles of 64 * GROUPS rows of x and WIDTH rows of w: one, or several after each other. Two warps ask the
+// tensor memory accelerator for steps of 64 columns, one of x and one of w: one for both took a third longer. GROUPS groups of
+// four warps multiply 64 rows each by all WIDTH. A cluster of DOWN x ACROSS programs shares what it loads: the same rows
+// across, the same weights down. Rows and weights have rings of their own, so that many steps of weights, which no kernel
+// writes, are on their way while the kernel before still runs. With GLU a tile's weight rows are WIDTH / 2 of the gate and
+// WIDTH / 2 of up, whose product never leaves the registers. Fixed at compile time: GROUPS,
 // WIDTH, DOWN, ACROSS, X_STAGES, W_STAGES, LOOP (several tiles a program), GLU, ACTIVATION (0 none, 1 GELU in its tanh form,
 // 2 SiLU). `multiply`, one wgmma of 64 x WIDTH x 16, is written by rings.py: its operands are as many as WIDTH / 2 registers.
 
@@ -20,7 +21,8 @@
 static_assert(W_BOX % 8 == 0 && X_BOX % 8 == 0, "the swizzle is by eight rows");
 #define RINGS (X_STAGES * X_BYTES + W_STAGES * W_BYTES)
 static_assert(LOOP || ROWS * PITCH <= RINGS, "the result of a single tile leaves through the rings' memory");
-static_assert(W_STAGES >= X_STAGES, "weights are never behind");
+#define FLYING 2  // products of steps that are not waited for
+static_assert(X_STAGES > FLYING && W_STAGES >= X_STAGES, "a ring holds what is multiplied; weights are never behind");
 
 struct Args {
   TensorMap x, w;
@@ -46,63 +48,70 @@ DEVICE float activated(float v) {
 #endif
 }
 
-// Where a program is: the step of a tile of its cluster, and how many steps came before.
-struct Place {
-  int tile, step, count;
-  int share, first, steps, row, column;  // of this tile; row and column of this program
+// A tile of a program's cluster: its share, steps, and the first row and column of this program.
+struct Tile {
+  int index, share, first, steps, row, column;
 
-  MEMBER Place(const Args& p, int down, int across) : tile(blockIdx.x / CLUSTER), step(0), count(0) { begin(p, down, across); }
+  MEMBER Tile(const Args& p, int down, int across) : index(blockIdx.x / CLUSTER) { begin(p, down, across); }
   MEMBER void begin(const Args& p, int down, int across) {
-    row = (tile % p.row_tiles * DOWN + down) * ROWS;
-    column = (tile / p.row_tiles % p.column_tiles * ACROSS + across) * OUT;
-    share = tile / p.row_tiles / p.column_tiles;
+    row = (index % p.row_tiles * DOWN + down) * ROWS;
+    column = (index / p.row_tiles % p.column_tiles * ACROSS + across) * OUT;
+    share = index / p.row_tiles / p.column_tiles;
     first = share * p.share_steps;
     steps = min(p.share_steps, p.steps - first);
   }
-  MEMBER bool there(const Args& p) const { return tile < p.tiles; }
-  MEMBER void next_tile(const Args& p, int down, int across) {
-    tile += gridDim.x / CLUSTER;
-    step = 0;
-    begin(p, down, across);
-  }
+  MEMBER bool there(const Args& p) const { return index < p.tiles; }
   MEMBER void next(const Args& p, int down, int across) {
-    ++count;
-    if (++step == steps) next_tile(p, down, across);
+    index += gridDim.x / CLUSTER;
+    begin(p, down, across);
   }
 };
 
-// The thread that asks for everything.
-DEVICE void load(const Args& p, u32 x_ring, u32 w_ring, u32 x_full, u32 w_full, int down, int across) {
-  const u32 x_empty = x_full + X_STAGES * 8, w_empty = w_full + W_STAGES * 8;
-  const u64 once = read_once_policy(), often = read_often_policy();
-  u32 row_mates = 0, column_mates = 0;
-#pragma unroll
-  for (int i = 0; i < ACROSS; ++i) row_mates |= 1u << (down * ACROSS + i);
-#pragma unroll
-  for (int i = 0; i < DOWN; ++i) column_mates |= 1u << (i * ACROSS + across);
-  Place weights(p, down, across), rows(p, down, across);
-  auto ask_for_weights = [&]() {
-    const u32 slot = weights.count % W_STAGES, bar = w_full + slot * 8;
-    if (weights.count >= W_STAGES) barrier_wait(w_empty + slot * 8, (weights.count / W_STAGES - 1) & 1);
-    barrier_expect(bar, W_BYTES);
-#pragma unroll
-    for (int part = 0; part < PARTS; ++part)
-      box(w_ring + slot * W_BYTES + (part * OUT + down * W_BOX) * 128, &p.w, (weights.first + weights.step) * 64,
-          part * p.columns + weights.column + down * W_BOX, bar, once, column_mates, DOWN > 1);
-    weights.next(p, down, across);
-  };
-  for (int i = 0; i < W_STAGES && weights.there(p); ++i) ask_for_weights();
-  if (p.dependent) wait_for_producer();
-  while (rows.there(p)) {
-    const u32 slot = rows.count % X_STAGES, bar = x_full + slot * 8;
-    if (rows.count >= X_STAGES) barrier_wait(x_empty + slot * 8, (rows.count / X_STAGES - 1) & 1);
-    barrier_expect(bar, X_BYTES);
-    box(x_ring + slot * X_BYTES + across * X_BOX * 128, &p.x, (rows.first + rows.step) * 64, rows.row + across * X_BOX, bar, often,
-        row_mates, ACROSS > 1);
-    // Weights for the place that was free as soon as that of these rows was.
-    if (rows.count >= X_STAGES && weights.there(p)) ask_for_weights();
-    rows.next(p, down, across);
+// A place in a ring of STAGES; `turn` changes every time around. Counted, since a division a step is long.
+template <int STAGES>
+struct Place {
+  u32 slot = 0, turn = 0;
+
+  MEMBER void next() {
+    if (++slot == STAGES) slot = 0, turn ^= 1;
   }
+};
+
+DEVICE void load_weights(const Args& p, u32 ring, u32 full, int down, int across) {
+  const u32 empty = full + W_STAGES * 8;
+  const u64 once = read_once_policy();
+  u32 mates = 0;
+#pragma unroll
+  for (int i = 0; i < DOWN; ++i) mates |= 1u << (i * ACROSS + across);
+  Place<W_STAGES> at;
+  for (Tile tile(p, down, across); tile.there(p); tile.next(p, down, across))
+    for (int s = 0; s < tile.steps; ++s, at.next()) {
+      const u32 bar = full + at.slot * 8;
+      barrier_wait(empty + at.slot * 8, at.turn ^ 1);  // a new barrier's turn before the first is over
+      barrier_expect(bar, W_BYTES);
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part)
+        box(ring + at.slot * W_BYTES + (part * OUT + down * W_BOX) * 128, &p.w, (tile.first + s) * 64,
+            part * p.columns + tile.column + down * W_BOX, bar, once, mates, DOWN > 1);
+    }
+}
+
+DEVICE void load_rows(const Args& p, u32 ring, u32 full, int down, int across) {
+  const u32 empty = full + X_STAGES * 8;
+  const u64 often = read_often_policy();
+  u32 mates = 0;
+#pragma unroll
+  for (int i = 0; i < ACROSS; ++i) mates |= 1u << (down * ACROSS + i);
+  if (p.dependent) wait_for_producer();
+  Place<X_STAGES> at;
+  for (Tile tile(p, down, across); tile.there(p); tile.next(p, down, across))
+    for (int s = 0; s < tile.steps; ++s, at.next()) {
+      const u32 bar = full + at.slot * 8;
+      barrier_wait(empty + at.slot * 8, at.turn ^ 1);
+      barrier_expect(bar, X_BYTES);
+      box(ring + at.slot * X_BYTES + across * X_BOX * 128, &p.x, (tile.first + s) * 64, tile.row + across * X_BOX, bar, often,
+          mates, ACROSS > 1);
+    }
 }
 
 // 64 rows of the result: bias, activation or gated unit, then by whole lines of 16 bytes through shared memory.
@@ -134,13 +143,13 @@ DEVICE void store(const Args& p, const float (&sums)[WIDTH / 2], u32 memory, int
   __syncwarp();  // the next tile takes their place
 }
 
-extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 32) rings(const __grid_constant__ Args p) {
+extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 64) rings(const __grid_constant__ Args p) {
   DYNAMIC_SHARED(memory);
   SHARED(u64, barriers, 2 * (X_STAGES + W_STAGES));
   const u32 x_ring = (shared_address(memory) + 1023) & ~1023u, w_ring = x_ring + X_STAGES * X_BYTES;
   const u32 x_full = shared_address(barriers), x_empty = x_full + X_STAGES * 8;
   const u32 w_full = x_empty + X_STAGES * 8, w_empty = w_full + W_STAGES * 8;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int warp = uniform(threadIdx.x >> 5), lane = threadIdx.x & 31;
   const int rank = blockIdx.x % CLUSTER, down = rank / ACROSS, across = rank % ACROSS;
 
   if (p.dependent) release_successor();
@@ -153,37 +162,44 @@ extern "C" __global__ void __launch_bounds__(GROUPS * 128 + 32) rings(const __gr
   cluster_sync(CLUSTER > 1);
 
   if (warp == GROUPS * 4) {
-    if (lane == 0) load(p, x_ring, w_ring, x_full, w_full, down, across);
+    if (lane == 0) load_weights(p, w_ring, w_full, down, across);
+    __syncwarp();
+  } else if (warp == GROUPS * 4 + 1) {
+    if (lane == 0) load_rows(p, x_ring, x_full, down, across);
     __syncwarp();
   } else {
     const int group = warp / 4;
     const u32 leaving = x_ring + (LOOP ? RINGS : 0) + group * 64 * PITCH;
-    auto told = [&](int count) {  // the rows and weights of a step are read
-      if (lane < ACROSS) tell(x_empty + count % X_STAGES * 8, down * ACROSS + lane, CLUSTER > 1);
-      if (lane < DOWN) tell(w_empty + count % W_STAGES * 8, lane * ACROSS + across, CLUSTER > 1);
+    Place<X_STAGES> x_at, x_read;
+    Place<W_STAGES> w_at, w_read;
+    auto told = [&]() {  // the rows and weights of a step are read
+      if (lane < ACROSS) tell(x_empty + x_read.slot * 8, down * ACROSS + lane, CLUSTER > 1);
+      if (lane < DOWN) tell(w_empty + w_read.slot * 8, lane * ACROSS + across, CLUSTER > 1);
+      x_read.next(), w_read.next();
     };
-    for (Place at(p, down, across); at.there(p); at.next_tile(p, down, across)) {
+    for (Tile tile(p, down, across); tile.there(p); tile.next(p, down, across)) {
       float sums[WIDTH / 2];
 #pragma unroll
       for (int i = 0; i < WIDTH / 2; ++i) sums[i] = 0.f;
-      for (int s = 0; s < at.steps; ++s, ++at.count) {
-        const int x_slot = at.count % X_STAGES, w_slot = at.count % W_STAGES;
-        barrier_wait(w_full + w_slot * 8, at.count / W_STAGES & 1);
-        barrier_wait(x_full + x_slot * 8, at.count / X_STAGES & 1);
-        const u64 x = descriptor(x_ring + x_slot * X_BYTES + group * 8192), w = descriptor(w_ring + w_slot * W_BYTES);
-        products_begin();
+      for (int s = 0; s < tile.steps; ++s) {
+        barrier_wait(w_full + w_at.slot * 8, w_at.turn);
+        barrier_wait(x_full + x_at.slot * 8, x_at.turn);
+        const u64 x = descriptor(x_ring + x_at.slot * X_BYTES + group * 8192), w = descriptor(w_ring + w_at.slot * W_BYTES);
+        products_begin();  // in every step: without it the compiler waits for each product
 #pragma unroll
         for (int k = 0; k < 4; ++k) multiply(sums, x + 2 * k, w + 2 * k);
         products_commit();
-        products_wait<1>(sums);
-        if (s > 0) told(at.count - 1);
+        products_wait<FLYING>(sums);
+        if (s >= FLYING) told();
+        x_at.next(), w_at.next();
       }
       products_wait<0>(sums);
-      if (LOOP) told(at.count - 1);
+      if (LOOP)
+        for (int s = min(FLYING, tile.steps); s > 0; --s) told();
       if (p.dependent) wait_for_producer();  // which may still read what is written here
       if (!LOOP) groups_sync(GROUPS * 128);  // no group reads the rings any more
       delay_stores();
-      store(p, sums, leaving, at.row + group * 64, at.column, at.share, warp % 4, lane);
+      store(p, sums, leaving, tile.row + group * 64, tile.column, tile.share, warp % 4, lane);
     }
   }
   if (CLUSTER > 1) cluster_sync(true);  // nobody may still tell a program that has ended
