@@ -156,6 +156,7 @@ DEVICE void products_wait(float (&sums)[COUNT]) {
 }
 DEVICE int uniform(int v) { return __shfl_sync(0xffffffffu, v, 0); }  // the same in a warp: so that the compiler knows it
 DEVICE void groups_sync(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+DEVICE void groups_sync_of_first(int threads) { asm volatile("bar.sync 2, %0;" ::"r"(threads) : "memory"); }
 
 // ---- numbers -----------------------------------------------------------------------------------------------------
 DEVICE float low(u32 pair) { return __uint_as_float(pair << 16); }
@@ -196,6 +197,11 @@ DEVICE uint4 load_shared(const u8* p) { return *(const uint4*)p; }
 DEVICE uint4 load_shared(u32 at) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+  return v;
+}
+DEVICE float load_shared_float(u32 at) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(at) : "memory");
   return v;
 }
 DEVICE void store_shared(u32 at, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }

@@ -19,7 +19,9 @@ LISTED = [(table.op, choice) for table in TABLES for choice in dict.fromkeys(tab
 def _names(entry: object) -> str:
     if not isinstance(entry, Launch):
         return str(entry)
-    return f"{entry.warps // 4 * 64}x{entry['WIDTH']} c{entry['DOWN']}x{entry['ACROSS']} of {entry['SPLIT']}"
+    depth = entry["DEPTH"]
+    rows = entry.warps // 4 // depth * 64
+    return f"{rows}x{entry['WIDTH']} c{entry['DOWN']}x{entry['ACROSS']} of {entry['SPLIT']} by {depth}"
 
 
 def test_sizes_are_taken_only_as_the_kernel_works() -> None:
@@ -33,7 +35,7 @@ def test_sizes_are_taken_only_as_the_kernel_works() -> None:
             if not rings.suits(choice, rows, columns, inner, H200, gated):
                 continue
             taken += 1
-            groups, out = choice.warps // 4, choice["WIDTH"] // (2 if gated else 1)
+            groups, out = choice.warps // 4 // choice["DEPTH"], choice["WIDTH"] // (2 if gated else 1)
             row_tiles, column_tiles = rings.grid(choice, rows, columns, gated)
             assert (rings.tiles(choice, rows, columns, gated) > 132) == (choice["OUT"] > 0)
             assert row_tiles * groups * 64 * choice["DOWN"] >= rows
@@ -74,9 +76,10 @@ def test_no_choice_for_other_rows_than_16_bits_or_other_devices() -> None:
 
 def test_rings_fill_what_they_may() -> None:
     for _, choice in LISTED:
-        step = (choice.warps // 4 * 64 + choice["WIDTH"]) * 128
+        step = (choice.warps // 4 // choice["DEPTH"] * 64 + choice["WIDTH"]) * 128
         assert choice["WIDTH"] % 8 == 0
-        assert 2 <= choice.stages <= choice["W_STAGES"]
+        assert choice.stages % choice["DEPTH"] == choice["W_STAGES"] % choice["DEPTH"] == 0
+        assert 2 * choice["DEPTH"] <= choice.stages <= choice["W_STAGES"]
         assert rings.shared_bytes(choice) <= H200.shared_bytes - 16 * (choice.stages + choice["W_STAGES"])
         assert choice["OUT"] in (0, choice["WIDTH"], choice["WIDTH"] // 2)
         assert choice.stages == 16 or rings.shared_bytes(choice) + step > 105 * 1024
@@ -100,16 +103,7 @@ def test_the_arguments_are_laid_out_as_the_source_has_them() -> None:
 @pytest.mark.parametrize(("op", "choice"), LISTED, ids=_names)
 def test_every_listed_tile_compiles(op: str, choice: Launch, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
-    defines = {
-        "GROUPS": choice.warps // 4,
-        "WIDTH": choice["WIDTH"],
-        "DOWN": choice["DOWN"],
-        "ACROSS": choice["ACROSS"],
-        "X_STAGES": choice.stages,
-        "W_STAGES": choice["W_STAGES"],
-        "LOOP": int(choice["OUT"] > 0),
-        "GLU": int(op in (pairs.WIDE.op, pairs.GATED.op)),
-        "ACTIVATION": 1,
-    }
+    gated = op in (pairs.WIDE.op, pairs.GATED.op)
+    defines = rings.defines(choice, not gated and choice["SPLIT"] == 1, "silu" if gated else "gelu_tanh", gated)
     code = compile.machine_code(rings.SOURCE, defines, "sm_90a", rings.multiply(choice["WIDTH"]))
     assert code[:4] == b"\x7fELF"

@@ -92,3 +92,11 @@ def test_rows_that_do_not_begin_at_sixteen_bytes() -> None:
     with emulated():
         ours = rings.product(x, weight, None, tile(1, 32, room=40), None)[0]
     earned("moved", ours, reference.linear(x, weight), reference.linear(x.float(), weight.float()), 2e-5)
+
+
+@pytest.mark.parametrize(("groups", "depth"), [(1, 2), (1, 4), (2, 2)])
+def test_groups_that_share_the_steps_of_a_tile(groups: int, depth: int) -> None:
+    """Also where there are fewer steps than groups, in shares, in clusters, gated."""
+    _check(tile(groups, 48, room=130, depth=depth), 41 * groups, 136, 456, "gelu_tanh", biased=True)
+    _check(tile(groups, 32, 1, 2, 2, room=190, ahead=8, depth=depth), 41 * groups, 136, 200)
+    _check(tile(groups, 64, room=150, depth=depth), 41 * groups, 72, 712, "silu", gated=True)

@@ -22,7 +22,6 @@ STEP = 64  # columns of x a step: 128 bytes of bfloat16, the widest swizzle
 ALONE = 225  # KB of a multiprocessor's shared memory that one program may have
 BESIDE = 110  # KB that leave room for a program of the next kernel
 REGISTERS = (232, 168, 128, 96)  # a thread, by groups: a quarter of a multiprocessor's for its share of the warps
-MIN_STAGES = 3  # steps that are multiplied at once, and one that arrives
 KINDS: dict[Activation | None, int] = {None: 0, "gelu_tanh": 1, "silu": 2}
 
 
@@ -49,18 +48,20 @@ def tile(
     room: int = ALONE,
     ahead: int = 0,
     out: int = 0,
+    depth: int = 1,
 ) -> Launch:
-    """64 * groups rows times width of the weight's, in clusters of down x across.
+    """64 * groups rows times width of the weight's, in clusters of down x across; `depth` groups share a tile's steps.
 
-    Rings of one length that fill `room` KB; or `ahead` steps of rows, and weights for what is left. out: columns of the
+    Rings of one length that fill `room` KB, every place always the same group's; or `ahead` steps of rows, and weights for what is left. out: columns of the
     result where a program makes several tiles, one after another; they leave through memory of their own.
     """
     rows, columns = groups * 64 * STEP * 2, width * STEP * 2
     size = room * 1024 - (groups * 64 * _pitch(out) if out else 0)
-    stages = ahead or min(16, size // (rows + columns))
-    deep = min(32, (size - stages * rows) // columns) if ahead else stages
+    stages = (ahead or min(16, size // (rows + columns))) // depth * depth
+    deep = min(32, (size - stages * rows) // columns) // depth * depth if ahead else stages
     return Launch.of(
-        4 * groups + 2, stages, WIDTH=width, DOWN=down, ACROSS=across, SPLIT=split, W_STAGES=deep, OUT=out
+        4 * groups * depth + 2, stages, WIDTH=width, DOWN=down, ACROSS=across, SPLIT=split, W_STAGES=deep, OUT=out,
+        DEPTH=depth,
     )  # fmt: skip
 
 
@@ -71,9 +72,14 @@ def is_rings(choice: Launch) -> bool:
 
 def shared_bytes(choice: Launch) -> int:
     """Of one program: the rings, what it takes to begin at a multiple of 1,024, and the way out of several tiles."""
-    rows = choice.warps // 4 * 64
+    rows = _groups(choice) * 64
     rings = (choice.stages * rows + choice["W_STAGES"] * choice["WIDTH"]) * STEP * 2
     return rings + 1024 + (rows * _pitch(choice["OUT"]) if choice["OUT"] else 0)
+
+
+def _groups(choice: Launch) -> int:
+    """Groups of warps that have rows of their own."""
+    return choice.warps // 4 // choice["DEPTH"]
 
 
 def _pitch(out: int) -> int:
@@ -86,13 +92,15 @@ def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, g
 
     columns: of the result; a gated product's weight has twice as many rows.
     """
-    groups, width, split = choice.warps // 4, choice["WIDTH"], choice["SPLIT"]
+    groups, depth, width, split = _groups(choice), choice["DEPTH"], choice["WIDTH"], choice["SPLIT"]
     out = width // 2 if gated else width
     if inner % 8 or columns % 8 or out % (8 * choice["DOWN"]) or groups * 8 % choice["ACROSS"]:
         return False
-    if width // 2 + 34 > REGISTERS[groups - 1] or choice["OUT"] not in (0, out) or choice.stages < MIN_STAGES:
+    if width // 2 + 34 > REGISTERS[groups * depth - 1] or choice["OUT"] not in (0, out) or choice.stages < 2 * depth:
         return False
     if not choice["OUT"] and groups * 64 * _pitch(out) > shared_bytes(choice) - 1024:
+        return False
+    if depth > 1 and (choice["OUT"] or (depth - 1) * groups * 256 * width > shared_bytes(choice) - 1024):
         return False
     steps = ceil(inner / STEP)
     if (split - 1) * ceil(steps / split) >= steps or choice["DOWN"] > ceil(rows / (groups * 64)):
@@ -109,7 +117,7 @@ def tiles(choice: Launch, rows: int, columns: int, gated: bool) -> int:
 def grid(choice: Launch, rows: int, columns: int, gated: bool) -> tuple[int, int]:
     """Clusters along rows and columns."""
     out = choice["WIDTH"] // 2 if gated else choice["WIDTH"]
-    return ceil(rows / (choice.warps // 4 * 64 * choice["DOWN"])), ceil(columns / (out * choice["ACROSS"]))
+    return ceil(rows / (_groups(choice) * 64 * choice["DOWN"])), ceil(columns / (out * choice["ACROSS"]))
 
 
 def product(
@@ -121,7 +129,7 @@ def product(
     split, width, across, down = (choice[size] for size in ("SPLIT", "WIDTH", "ACROSS", "DOWN"))
     out = torch.empty((split, rows, columns), dtype=x.dtype, device=x.device)
     row_tiles, column_tiles = grid(choice, rows, columns, gated)
-    steps, groups, cluster = ceil(inner / STEP), choice.warps // 4, down * across
+    steps, groups, cluster = ceil(inner / STEP), _groups(choice), down * across
     count = clusters = row_tiles * column_tiles * split
     if choice["OUT"]:
         clusters = min(count, launch.limits(x.device).multiprocessors // cluster)
@@ -132,17 +140,21 @@ def product(
         share_steps=ceil(steps / split), row_tiles=row_tiles, column_tiles=column_tiles, tiles=count,
         dependent=dependent,
     )  # fmt: skip
-    defines = {
-        "GROUPS": groups, "WIDTH": width, "DOWN": down, "ACROSS": across, "X_STAGES": choice.stages,
-        "W_STAGES": choice["W_STAGES"], "LOOP": int(choice["OUT"] > 0), "GLU": int(gated),
-        "ACTIVATION": KINDS[activation],
-    }  # fmt: skip
     size = shared_bytes(choice)
     with torch.cuda.device(x.device):
-        fixed = compile.fixed(defines)
+        fixed = compile.fixed(defines(choice, bias is not None, activation, gated))
         function = compile.kernel(SOURCE, fixed, "sm_90a", size, torch.cuda.current_device(), multiply(width))
-        compile.launch(function, clusters * cluster, groups * 128 + 64, size, cluster, dependent, arguments)
+        compile.launch(function, clusters * cluster, choice.warps * 32, size, cluster, dependent, arguments)
     return out
+
+
+def defines(choice: Launch, biased: bool, activation: Activation | None, gated: bool) -> dict[str, int]:
+    """What source/rings.cu is compiled with for a choice."""
+    names = ("WIDTH", "DOWN", "ACROSS", "DEPTH", "W_STAGES")
+    return {
+        **{name: choice[name] for name in names}, "GROUPS": _groups(choice), "X_STAGES": choice.stages,
+        "LOOP": int(choice["OUT"] > 0), "BIAS": int(biased), "GLU": int(gated), "ACTIVATION": KINDS[activation],
+    }  # fmt: skip
 
 
 def multiply(width: int) -> str:

@@ -44,6 +44,7 @@ using std::min;
 #undef INFINITY
 #define __int_as_float(i) bits_float(i)
 #define __uint_as_float(i) bits_float(i)
+#define __float_as_uint(f) float_bits(f)
 #define SHARED(type, name, count) type* name = (type*)(shared_memory() + place(#name, sizeof(type) * (count)))
 #define DYNAMIC_SHARED(name) u8* name = shared_memory() + DYNAMIC
 
@@ -68,7 +69,7 @@ struct Thread {
   std::vector<std::vector<Product>> committed;
 };
 struct Program {
-  Meeting all, groups;
+  Meeting all, groups, first_groups;
   std::vector<Warp> warps;
   int block, votes, starts;  // votes: of __syncthreads_or; starts: after so many turns
 };
@@ -111,6 +112,7 @@ static bool __syncthreads_or(bool vote) {
 }
 static void __syncwarp() { meet(warp_().meeting, 32); }
 DEVICE void groups_sync(int threads) { meet(program_().groups, threads); }
+DEVICE void groups_sync_of_first(int threads) { meet(program_().first_groups, threads); }
 DEVICE u32 cluster_rank() { return me().program; }
 DEVICE void cluster_arrive() {
   me().seen = cluster_.turn;
@@ -217,6 +219,7 @@ DEVICE uint4 load_fresh(const void* p) { uint4 v; aligned(u64(p), 16), memcpy(&v
 DEVICE u32 load_fresh_word(const void* p) { u32 v; memcpy(&v, p, 4); return v; }
 DEVICE uint4 load_shared(const u8* p) { uint4 v; aligned(u64(p), 16), memcpy(&v, p, 16); return v; }
 DEVICE uint4 load_shared(u32 at) { return load_shared(memory_ + at); }
+DEVICE float load_shared_float(u32 at) { float v; aligned(at, 4), memcpy(&v, memory_ + at, 4); return v; }
 DEVICE void store_shared(u32 at, u32 v) { aligned(at, 4), memcpy(memory_ + at, &v, 4); }
 DEVICE u64 given_rows(const int* prefix, int rows, int row_tokens) {
   u64 given = 0;
