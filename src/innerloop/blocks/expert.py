@@ -50,8 +50,6 @@ class ExpertLayer(nn.Module):
 class ActionExpert(Packable):
     """Layers of the expert; `norms` holds 2 per layer, input then mlp."""
 
-    packed_rows = 32  # of one pass of the few-row kernels
-
     def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
         self.sizes = sizes

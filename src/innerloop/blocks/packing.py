@@ -14,7 +14,7 @@ class Packable(nn.Module):
     packed_rows: up to how many rows of one robot they are the faster way; more go to dense weights.
     """
 
-    packed_rows = 64
+    packed_rows = 32  # one pass of theirs
 
     @abstractmethod
     def packable(self) -> Mapping[str, int]:

@@ -83,7 +83,7 @@ def test_rings_fill_what_they_may() -> None:
         assert rings.shared_bytes(choice) <= H200.shared_bytes - 16 * (choice.stages + choice["W_STAGES"])
         assert choice["OUT"] in (0, choice["WIDTH"], choice["WIDTH"] // 2)
         assert choice.stages == 16 or rings.shared_bytes(choice) + step > 105 * 1024
-    beside = rings.tile(1, 48, 1, 4, room=rings.BESIDE, ahead=4)
+    beside = rings.tile(1, 48, 1, 4, room=110, ahead=4)
     assert (beside.stages, beside["W_STAGES"]) == (4, 13)
     assert 2 * (rings.shared_bytes(beside) + 2048) < 228 * 1024
 

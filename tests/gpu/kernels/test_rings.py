@@ -37,7 +37,9 @@ def _random(*shape: int, scale: float = 1.0) -> torch.Tensor:
 def _names(entry: object) -> str:
     if not isinstance(entry, Launch):
         return str(entry)
-    return f"{entry.warps // 4 * 64}x{entry['WIDTH']} c{entry['DOWN']}x{entry['ACROSS']} of {entry['SPLIT']}"
+    depth = entry["DEPTH"]
+    rows = entry.warps // 4 // depth * 64
+    return f"{rows}x{entry['WIDTH']} c{entry['DOWN']}x{entry['ACROSS']} of {entry['SPLIT']} by {depth}"
 
 
 @pytest.mark.usefixtures("poisoned_allocations")
@@ -91,7 +93,7 @@ def test_captured_it_reads_what_lies_there() -> None:
 def test_a_late_producer_is_waited_for(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads no rows before they are written, and writes nothing that is still read; without its wait it does."""
     torch.manual_seed(rows)
-    listed = (tables.FEW_ROWS, tables.FEW_ROWS_SHARES) if rows <= 64 else (tables.MANY_ROWS, tables.MANY_ROWS_SHARES)
+    listed = (tables.CHAIN, tables.CHAIN_SHARES) if rows <= 64 else (tables.MANY_ROWS, tables.DEEP)
     weight, early = _random(1536, 2048, scale=2048**-0.5), []
     for choice in (listed[0][0], listed[1][0]):
         with monkeypatch.context() as patched:
@@ -104,7 +106,7 @@ def test_a_late_producer_is_waited_for(rows: int, monkeypatch: pytest.MonkeyPatc
 def test_its_own_lateness_is_waited_for() -> None:
     """The norm behind it starts early and still adds the shares that are stored late."""
     weight, x, residual = _random(1536, 6144, scale=6144**-0.5), _random(41, 6144), _random(1, 41, 1536)
-    choice = tables.FEW_ROWS_SHARES[0]
+    choice = tables.CHAIN_SHARES[0]
 
     def both(delay: int) -> torch.Tensor:
         with launch.dependent_launch():
@@ -126,7 +128,7 @@ def test_the_ops_take_the_tiles_they_are_told_to() -> None:
     weight, gates = _random(640, 2560, scale=0.02), _random(2 * 480, 2560, scale=0.02)
     keys = {
         ("linear.whole", (192, 640, 2560, 2)): tables.MANY_ROWS[1],
-        ("linear.deferred", (192, 640, 2560, 2)): tables.MANY_ROWS_SHARES[3],
+        ("linear.deferred", (192, 640, 2560, 2)): tables.DEEP[0],
         ("linear.gated_wide", (192, 480, 1 << 30, 2560, 2)): rings.tile(3, 160, 1, 2),
     }
     with launch.forced(keys), launch.recorded() as used:

@@ -36,7 +36,8 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     if choice == APART:
         return True
     if rings.is_rings(choice):
-        return element == 2 and rings.suits(choice, rows, pairs, inner, limits, gated=True)
+        busy = 4 * rings.tiles(choice, rows, pairs, gated=True) >= 3 * limits.multiprocessors
+        return element == 2 and busy and rings.suits(choice, rows, pairs, inner, limits, gated=True)
     tiles = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(pairs, choice["BLOCK_N"])
     return element == 2 and inner % 8 == 0 and half % choice["BLOCK_N"] == 0 and tiles <= limits.multiprocessors
 
@@ -45,27 +46,9 @@ def _tile(warps: int, stages: int, rows: int, columns: int, inner: int = 128) ->
     return Launch.of(warps, stages, BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=inner)
 
 
-# Of rings.py, for few rows in a chain and for more, not measured yet: only `innerloop tune` comes to them.
-FEW_ROWS = [
-    rings.tile(1, width, 1, across, room=rings.BESIDE, ahead=4)
-    for width, across in ((64, 4), (64, 2), (64, 1), (80, 4))
-]
-MANY_ROWS = [
-    *(
-        rings.tile(3, width, 1, across)
-        for width, across in ((160, 4), (160, 2), (176, 2), (96, 4), (96, 2), (112, 4), (128, 2), (64, 4))
-    ),
-    *(
-        rings.tile(groups, width, down, across, out=width // 2)
-        for groups, width, down, across in (
-            (3, 160, 1, 2),
-            (3, 160, 1, 4),
-            (2, 256, 2, 1),
-            (2, 192, 2, 2),
-            (2, 256, 1, 2),
-        )
-    ),
-]
+# Of rings.py; in chains they stand behind the others, for `innerloop tune`.
+FEW_ROWS = [rings.tile(1, width, depth=2) for width in (64, 80)]
+MANY_ROWS = [*(rings.tile(3, width) for width in (96, 160)), rings.tile(3, 176, 1, 2)]
 GATED = Table(
     "linear.gated",
     default=[APART],
@@ -78,7 +61,7 @@ GATED = Table(
 WIDE = Table(
     "linear.gated_wide",
     default=[APART],
-    rows={90: [APART, *MANY_ROWS]},
+    rows={90: [*MANY_ROWS, APART]},
     shared_bytes=_shared_bytes,
     suits=_suits,
 )

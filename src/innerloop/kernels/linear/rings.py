@@ -20,7 +20,6 @@ from innerloop.kernels.launch import Launch, Limits
 SOURCE = Path(__file__).parent / "source" / "rings.cu"
 STEP = 64  # columns of x a step: 128 bytes of bfloat16, the widest swizzle
 ALONE = 225  # KB of a multiprocessor's shared memory that one program may have
-BESIDE = 110  # KB that leave room for a program of the next kernel
 REGISTERS = (232, 168, 128, 96)  # a thread, by groups: a quarter of a multiprocessor's for its share of the warps
 KINDS: dict[Activation | None, int] = {None: 0, "gelu_tanh": 1, "silu": 2}
 
@@ -88,7 +87,8 @@ def _pitch(out: int) -> int:
 
 
 def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, gated: bool = False) -> bool:
-    """Whether the kernel takes a product of this size so: whole boxes, no empty share, one tile a program if it says so.
+    """Whether the kernel takes a product of this size so: whole boxes, no share empty, no group or program without rows,
+    one tile a program if it says so.
 
     columns: of the result; a gated product's weight has twice as many rows.
     """
@@ -103,7 +103,11 @@ def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, g
     if depth > 1 and (choice["OUT"] or (depth - 1) * groups * 256 * width > shared_bytes(choice) - 1024):
         return False
     steps = ceil(inner / STEP)
-    if (split - 1) * ceil(steps / split) >= steps or choice["DOWN"] > ceil(rows / (groups * 64)):
+    if (
+        (split - 1) * ceil(steps / split) >= steps
+        or choice["DOWN"] > ceil(rows / (groups * 64))
+        or rows <= (groups - 1) * 64
+    ):
         return False
     return (tiles(choice, rows, columns, gated) > device.multiprocessors) == (choice["OUT"] > 0)
 

@@ -62,9 +62,21 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
 
 
 def _suits_rings(choice: Launch, shape: Shape, limits: Limits) -> bool:
-    """What the kernel takes; 16 bits are bfloat16, of other kinds nothing asks a table with these."""
+    """What the kernel takes, in shares of 256 or more; of more than few rows, where little of the device stays idle.
+
+    16 bits are bfloat16, of other kinds nothing asks a table with these. Three groups of rows in shares are for sums so
+    deep that the library's halves of them are long.
+    """
     rows, columns, inner, element = shape
-    return element == 2 and rings.suits(choice, rows, columns, inner, limits)
+    if element != 2 or inner < 256 * choice["SPLIT"] or not rings.suits(choice, rows, columns, inner, limits):
+        return False
+    if choice in DEEP and inner < 8192:
+        return False
+    idle = 2 if choice in CHAIN[:1] else 4 / 3  # the narrower one has more programs, but each reads all rows
+    return (
+        choice in (*CHAIN[1:], *CHAIN_SHARES)
+        or idle * rings.tiles(choice, rows, columns, False) >= limits.multiprocessors
+    )
 
 
 def _suits_chain(choice: Launch, shape: Shape, limits: Limits) -> bool:
@@ -96,50 +108,22 @@ def _library(split: int) -> Launch:
 SHALLOW = _tile(4, 4, 64, 64, 2, inner=128)
 QUARTERS = _library(4)
 EIGHTHS = _tile(4, 4, 64, 64, 8, inner=128)
-# Tiles of rings.py, by shape, not measured yet: only `innerloop tune` comes to them, behind all others.
-MANY_ROWS = [
-    rings.tile(*sizes)
-    for sizes in [
-        *((2, 96, 2, 2), (3, 48, 1, 4), (2, 96, 1, 4), (2, 64, 2, 2), (2, 64, 1, 4), (1, 128, 2, 2), (1, 96, 2, 2)),
-        *((1, 96, 4, 1), (2, 112, 2, 2), (2, 144, 2, 2), (2, 128, 2, 2), (1, 80, 2, 2)),
-    ]
+# Tiles of rings.py. Those in shares and in chains are first where they won in whole layers (docs/LOG.md); the others stand
+# behind, for `innerloop tune`.
+MANY_ROWS = [rings.tile(*sizes) for sizes in ((1, 144), (1, 96), (1, 128), (2, 112), (2, 128), (2, 136))]
+DEEP = [rings.tile(3, 80, split=4), rings.tile(3, 96, split=4)]
+SHALLOWER = [
+    rings.tile(*sizes) for sizes in ((1, 128, 1, 1, 2), (1, 120, 1, 1, 2), (1, 128, 1, 1, 4), (2, 144, 1, 1, 4))
 ]
-MANY_ROWS_SHARES = [
-    rings.tile(*sizes)
-    for sizes in [
-        *(
-            (3, 128, 1, 4, 6),
-            (3, 160, 1, 4, 8),
-            (3, 112, 1, 4, 5),
-            (3, 80, 1, 4, 4),
-            (3, 64, 1, 4, 4),
-            (2, 128, 2, 2, 4),
-        ),
-        *(
-            (3, 176, 1, 2, 3),
-            (3, 128, 1, 2, 2),
-            (2, 128, 2, 2, 8),
-            (2, 64, 2, 2, 4),
-            (1, 64, 2, 2, 2),
-            (2, 144, 2, 2, 4),
-            (2, 112, 2, 2, 3),
-        ),
-    ]
-]
-FEW_ROWS = [
-    rings.tile(1, width, 1, across, room=rings.BESIDE, ahead=4)
-    for width, across in ((48, 4), (64, 4), (48, 2), (64, 2), (40, 4), (32, 4), (16, 4))
-]
-FEW_ROWS_SHARES = [
-    rings.tile(1, width, 1, across, split, room=rings.BESIDE, ahead=4)
-    for width, across, split in ((64, 4, 5), (64, 2, 5), (48, 4, 4), (64, 4, 4), (40, 4, 3), (64, 2, 4), (48, 2, 4))
-]
+CHAIN = [rings.tile(1, 48, depth=2), rings.tile(1, 24, depth=4)]
+CHAIN_SHARES = [rings.tile(1, 48, split=split, depth=2) for split in (6, 3)]
 
 DEFERRED = Table(
     "linear.deferred",
     default=[_library(1)],
     rows={
         90: [
+            *DEEP,
             SHALLOW,
             QUARTERS,
             _library(2),
@@ -149,7 +133,7 @@ DEFERRED = Table(
             _tile(4, 6, 64, 64, 4),
             _tile(4, 6, 64, 128, 4),
             _library(8),
-            *MANY_ROWS_SHARES,
+            *SHALLOWER,
         ]
     },
     shared_bytes=_shared_bytes,
@@ -158,7 +142,7 @@ DEFERRED = Table(
 CHAINED = Table(
     "linear.chained",
     default=[_library(1)],
-    rows={90: [_tile(4, 4, 64, 32, inner=128), _tile(4, 4, 64, 64, inner=128), _library(1), *FEW_ROWS]},
+    rows={90: [*CHAIN, _tile(4, 4, 64, 32, inner=128), _tile(4, 4, 64, 64, inner=128), _library(1)]},
     shared_bytes=_shared_bytes,
     suits=_suits_chain,
 )
@@ -167,13 +151,13 @@ CHAINED_SHARES = Table(
     default=[_library(1)],
     rows={
         90: [
+            *CHAIN_SHARES,
             EIGHTHS,
             *(_tile(4, 4, 64, 64, split, inner=128) for split in (5, 4, 3)),
             *(_tile(4, 3, 64, 64, split, inner=128) for split in (8, 4)),
             *(_tile(4, 4, 64, 32, split, inner=128) for split in (4, 3, 2)),
             _library(2),
             _library(1),
-            *FEW_ROWS_SHARES,
         ]
     },
     shared_bytes=_shared_bytes,
