@@ -1,36 +1,11 @@
 """What kernels share inside: when a dependent launch may read, when its successor may start, exact products, rows that are given."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
-import ctypes
-from typing import Any
-
 import triton
 import triton.language as tl
 
-from innerloop.contract.errors import InnerloopError
-from innerloop.kernels import launch
-
-PREFERRED_CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT (cuda.h)
-
 # The interpreter holds bf16 as integers and would multiply those.
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-
-
-def _stand_beside_others(module: Any, function: int, name: str, *_: Any) -> None:
-    """Gives a kernel of a chain the largest share of shared memory, whatever it uses itself.
-
-    A multiprocessor changes its division between shared memory and L1 only when it is empty: beside a kernel that asks
-    for little, one that asks for much could not start before the other's end.
-    """
-    if launch.dependent():
-        status = ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), PREFERRED_CARVEOUT, 100)
-        if status:
-            raise InnerloopError(
-                f"cuFuncSetAttribute failed with {status} for '{name}'; run with use_kernels('reference')"
-            )
-
-
-triton.knobs.runtime.kernel_load_end_hook.add(_stand_beside_others)
 
 
 @triton.jit
@@ -42,7 +17,11 @@ def wait_for_producer(PDL: tl.constexpr):
 
 @triton.jit
 def release_successor(PDL: tl.constexpr):
-    """Lets the next kernel start; it still waits for this one's end before it reads."""
+    """Lets the next kernel start, once every program of this one did; it still waits for this one's end before it reads.
+
+    First of all, so that weights are on their way during several kernels. Behind the wait where the next kernel reads ahead
+    what is no weight: what ran before this one has ended then.
+    """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 

@@ -8,7 +8,7 @@ from bench.cases import earned
 from innerloop.kernels import launch, use_kernels
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.launch import Launch
-from innerloop.kernels.linear import deferred, reference, rings
+from innerloop.kernels.linear import deferred, pairs, reference, rings
 from innerloop.kernels.linear import triton as kernel
 
 BF16 = torch.bfloat16
@@ -132,14 +132,22 @@ def test_only_few_rows_of_16_bits_in_a_chain_leave_the_library() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "inner", "tile", "shares"),
-    [(1536, 1536, 32, 4), (6144, 1536, 64, None), (1536, 6144, 32, 5), (4608, 1536, 64, None), (768, 768, 32, 3)],
-)
-def test_choices_in_a_chain(columns: int, inner: int, tile: int, shares: int | None) -> None:
+    ("columns", "inner", "width", "shares"),
+    [(1536, 1536, 24, 3), (6144, 1536, 48, None), (1536, 6144, 24, 3), (4608, 1536, 48, None), (768, 768, 24, 3), (768, 3072, 24, 6)],
+)  # fmt: skip
+def test_choices_in_a_chain(columns: int, inner: int, width: int, shares: int | None) -> None:
+    """Of all SMs half or more, where a wide tile has as many; in shares of 256 or more."""
     shape = (41, columns, inner, 2)
-    assert launch.candidates(kernel.CHAINED, shape, H200)[0]["BLOCK_N"] == tile
+    assert launch.candidates(kernel.CHAINED, shape, H200)[0]["WIDTH"] == width
     if shares is not None:
         assert launch.candidates(kernel.CHAINED_SHARES, shape, H200)[0]["SPLIT"] == shares
+
+
+def test_choices_of_gated_units() -> None:
+    """All rows in one tile; more columns a program where these would need more programs than there are multiprocessors."""
+    for rows, columns, width in ((192, 9728, 160), (169, 6144, 96), (560, 16384, None), (1, 9728, None)):
+        choice = launch.candidates(pairs.WIDE, (rows, columns, 1 << 30, 2560, 2), H200)[0]
+        assert dict(choice.sizes).get("WIDTH") == width, rows
 
 
 def test_choices_out_of_a_chain() -> None:
@@ -148,7 +156,8 @@ def test_choices_out_of_a_chain() -> None:
         (196, 1024, 1024): (4, 2),
         (196, 1024, 4096): (0, 2),
         (192, 2560, 4096): (0, 2),
-        (192, 2560, 9728): (0, 4),
+        (192, 2560, 9728): (14, 4),
+        (300, 2560, 9728): (0, 2),
         (176, 2048, 2048): (0, 2),
         (512, 1152, 1152): (0, 1),
         (576, 2048, 2048): (0, 2),

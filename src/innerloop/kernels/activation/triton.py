@@ -49,6 +49,7 @@ def _activate(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = column < width
+    release_successor(PDL)
     wait_for_producer(PDL)
     x = tl.load(x_ptr + row * x_stride + column, mask=held, other=0.0).to(tl.float32)
     if bias_ptr is not None:
@@ -60,7 +61,6 @@ def _activate(
     y = activated(x, KIND)
     if GATED:
         y = y * tl.load(x_ptr + row * x_stride + width + column, mask=held, other=0.0).to(tl.float32)
-    release_successor(PDL)
     tl.store(out_ptr + row * width + column, y.to(out_ptr.dtype.element_ty), mask=held)
 
 

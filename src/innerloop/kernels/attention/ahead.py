@@ -4,9 +4,9 @@ A program has one tile of rows (query token, head within its group) and one bloc
 the mask are loaded while the predecessor still works; behind the wait stand the queries, their scores and one sum. A
 second kernel adds the blocks in a fixed order, as for the split form of the op.
 
-At that time the predecessor may still write, but what ran before it has ended: its programs let this kernel start, and
-those of every Triton kernel here wait before they do. (Few-row CUDA kernels let their successor start at once; the first
-of their chain starts as any kernel does, after the end of all others.)
+At that time the predecessor may still write, but what ran before it has ended: it is a kernel that rotates and stores, and
+its programs wait before they let this one start. (Other kernels let their successor start at once. Few-row CUDA kernels
+too, but the first of their chain starts as any kernel does, after the end of all others.)
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
@@ -77,6 +77,7 @@ def _ahead(
     old = seen & (at < start)
     k = tl.load(k_at, mask=old[:, None], other=0.0)
     v = tl.load(v_at, mask=old[:, None], other=0.0)
+    release_successor(PDL)
     wait_for_producer(PDL)
     token, head = row // GROUP, kv_head * GROUP + row % GROUP
     real = row < rows
@@ -91,7 +92,6 @@ def _ahead(
     maximum, total = tl.full((BLOCK_M,), -1.0e30, tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     weight, _, maximum, total = soften(score, maximum, total, scale)
     acc = dot(weight.to(v_ptr.dtype.element_ty), v, tl.zeros((BLOCK_M, DIM), tl.float32))
-    release_successor(PDL)
     line = (block * tl.num_programs(1) + unit).to(tl.int64) * rows + row
     tl.store(stats_ptr + line * 2, maximum, mask=real)
     tl.store(stats_ptr + line * 2 + 1, total, mask=real)

@@ -106,6 +106,7 @@ def _rotary_attention(
     token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     lane, column, key = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     real, turns, wide = (token < tokens)[:, None], (lane < HALF)[None, :], (column < DIM)[None, :]
+    release_successor(PDL)
     wait_for_producer(PDL)
     q_at = qkv_ptr + batch * qkv_batch + head * DIM + lane[None, :]
     k_at = q_at + HEADS * DIM
@@ -146,7 +147,6 @@ def _rotary_attention(
         score = tl.where(visible[None, :], dot(q_b, tl.trans(k_b), score), float("-inf"))
         weight, shrink, maximum, total = soften(score, maximum, total, scale)
         acc = dot(weight.to(values.dtype), values, acc * shrink)
-    release_successor(PDL)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     out_at = out_ptr + ((batch * tokens + token) * HEADS + head)[:, None] * DIM + column[None, :]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=real & wide)

@@ -146,6 +146,7 @@ def _attend(
     key = tl.arange(0, BLOCK_N)
     real = row < rows
     kind = v_ptr.dtype.element_ty
+    release_successor(PDL)
     wait_for_producer(PDL)
     q_at = q_ptr + (batch * q_batch + token.to(tl.int64) * q_token + head * Q_HEAD)[:, None]
     q = tl.load(q_at + main[None, :], mask=real[:, None] & (main < DIM)[None, :], other=0.0)
@@ -214,7 +215,6 @@ def _attend(
             if REST > 1:
                 v_rest = tl.load(v_rows + rest[None, :], mask=seen[:, None] & (rest < DIM)[None, :], other=0.0)
                 acc_rest = dot(weight.to(kind), v_rest, acc_rest * shrink)
-    release_successor(PDL)
     if SPLIT == 1:
         inverse = (1.0 / tl.where(total > 0.0, total, 1.0))[:, None]
         acc = acc * inverse
@@ -242,6 +242,7 @@ def _combine(
     row, unit = line % rows, line // rows
     column = tl.arange(0, BLOCK_D)
     real, held = line < lines, (line < lines)[:, None] & (column < DIM)[None, :]
+    release_successor(PDL)
     wait_for_producer(PDL)
     largest = tl.full((BLOCK_R,), -1.0e30, tl.float32)
     for share in tl.static_range(SPLIT):
@@ -252,7 +253,6 @@ def _combine(
         weight = tl.exp2(tl.load(stats_ptr + at * 2, mask=real, other=-1.0e30) - largest)
         total += weight * tl.load(stats_ptr + at * 2 + 1, mask=real, other=0.0)
         value += weight[:, None] * tl.load(part_ptr + at[:, None] * DIM + column[None, :], mask=held, other=0.0)
-    release_successor(PDL)
     value = value / tl.where(total > 0.0, total, 1.0)[:, None]
     batch, kv_head = unit // KV_HEADS, unit % KV_HEADS
     place = (batch * tokens + row // GROUP) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP

@@ -18,10 +18,10 @@ def _embed(tokens_ptr, table_ptr, out_ptr, width, scale, BLOCK: tl.constexpr, PD
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = column < width
+    release_successor(PDL)
     wait_for_producer(PDL)
     token = tl.load(tokens_ptr + row).to(tl.int64)
     values = tl.load(table_ptr + token * width + column, mask=held, other=0.0).to(tl.float32)
-    release_successor(PDL)
     tl.store(out_ptr + row * width + column, (values * scale).to(out_ptr.dtype.element_ty), mask=held)
 
 

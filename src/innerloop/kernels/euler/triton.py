@@ -27,10 +27,10 @@ def _project_and_step(
     weight_at = weight_ptr + action[:, None] * width + column[None, :]
     weight = tl.load(weight_at, mask=wanted[:, None] & held[None, :], other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + action, mask=wanted, other=0.0).to(tl.float32)
+    release_successor(PDL)
     wait_for_producer(PDL)
     hidden = tl.load(hidden_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
     x = tl.load(x_ptr + row * actions + action, mask=wanted, other=0.0)
-    release_successor(PDL)
     velocity = tl.sum(weight * hidden[None, :], axis=1) + bias
     tl.store(out_ptr + row * actions + action, x + dt * velocity, mask=wanted)
 
@@ -61,10 +61,10 @@ def _guide(
     row = at // actions
     weight = tl.load(weight_ptr + row, mask=held, other=0.0)
     given = row % tokens < tl.load(prefix_ptr + row // tokens, mask=held, other=0)
+    release_successor(PDL)
     wait_for_producer(PDL)
     x = tl.load(x_ptr + at, mask=held, other=0.0)
     moved = tl.load(moved_ptr + at, mask=held, other=0.0)
-    release_successor(PDL)
     foreseen = x - ahead * (moved - x)
     pulled = moved - pull * weight * (previous - foreseen)
     tl.store(out_ptr + at, tl.where(given, previous, pulled), mask=held)
@@ -93,11 +93,11 @@ def _impose(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     held = at < elements
     row = at // actions
+    release_successor(PDL)
     wait_for_producer(PDL)
     given = row % tokens < tl.load(prefix_ptr + row // tokens, mask=held, other=0)
     previous = tl.load(previous_ptr + at, mask=held & given, other=0.0)
     x = tl.load(x_ptr + at, mask=held, other=0.0)
-    release_successor(PDL)
     tl.store(out_ptr + at, tl.where(given, previous, x), mask=held)
 
 

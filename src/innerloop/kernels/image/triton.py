@@ -51,6 +51,7 @@ def _frames_to_patches(
     held = element < 3 * SIZE * SIZE
     patch, inner = element // (3 * AREA), element % (3 * AREA)
     channel, pixel = inner // AREA, inner % AREA
+    release_successor(PDL)
     wait_for_producer(PDL)
     height, width = tl.load(sizes_ptr + camera * 2), tl.load(sizes_ptr + camera * 2 + 1)
     longest = tl.maximum(height, width)
@@ -66,7 +67,6 @@ def _frames_to_patches(
     bottom = (1.0 - wx) * left_bottom + wx * right_bottom
     value = tl.minimum(tl.maximum((1.0 - wy) * top + wy * bottom, 0.0), 1.0)
     value = tl.where(inside, value, 0.0) * 2.0 - 1.0
-    release_successor(PDL)
     out = out_ptr + camera * (3 * SIZE * SIZE) + element
     tl.store(out, value.to(out_ptr.dtype.element_ty), mask=held)
 

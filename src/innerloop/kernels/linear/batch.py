@@ -84,13 +84,13 @@ def _batched(
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if BLOCK_R:
         acc_rest = tl.zeros((BLOCK_R, BLOCK_N), tl.float32)
+    release_successor(PDL)
     wait_for_producer(PDL)
     for at in range(0, INNER, BLOCK_K):
         w = tl.trans(w_desc.load([w_row, at]))
         acc = dot(x_desc.load([x_row, at]), w, acc)
         if BLOCK_R:
             acc_rest = dot(rest_desc.load([x_row + BLOCK_M, at]), w, acc_rest)
-    release_successor(PDL)
     out_at = out_ptr + layer.to(tl.int64) * out_layer
     row = first + tl.arange(0, BLOCK_M)
     _store(acc, bias, out_at, out_row, row, column, rows, columns)

@@ -97,9 +97,9 @@ def _gated(
 ):  # fmt: skip
     first, left = tl.program_id(0) * BLOCK_M, tl.program_id(1) * BLOCK_N
     row, column = first + tl.arange(0, BLOCK_M), left + tl.arange(0, BLOCK_N)
+    release_successor(PDL)
     wait_for_producer(PDL)
     gate, up = _pairs(x_desc, w_desc, first, left, width, INNER, BLOCK_M, BLOCK_N, BLOCK_K)
-    release_successor(PDL)
     y = activation_triton.activated(gate, KIND) * up
     at = out_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
     tl.store(at, y.to(out_ptr.dtype.element_ty), mask=(row < rows)[:, None] & (column < width)[None, :])
@@ -119,13 +119,13 @@ def _rotated(
     real = (row < rows)[:, None] & (lane < HALF)[None, :]
     batch, position = row // tokens, row % tokens
     wait_for_producer(PDL)
+    release_successor(PDL)  # behind the wait: attention may read ahead what was written before
     angle = (batch * cos_batch + position * cos_token)[:, None] + lane[None, :]
     turned = (row < rows)[:, None] & (lane < tl.where(head < HEADS + KV_HEADS, HALF, 0))[None, :]
     cos = tl.load(cos_ptr + angle, mask=turned, other=1.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=turned, other=0.0).to(tl.float32)
     left = head * 2 * HALF + (tl.program_id(1) % PER_HEAD) * BLOCK_N
     a, b = _pairs(x_desc, w_desc, first, left, HALF, INNER, BLOCK_M, BLOCK_N, BLOCK_K)
-    release_successor(PDL)
     a, b = a * cos - b * sin, b * cos + a * sin
     batch, place = batch.to(tl.int64), (start + position).to(tl.int64)
     if head < HEADS:

@@ -196,6 +196,7 @@ def _product(
     start, end = 0, INNER
     if SPLIT > 1:
         start, end = share * per_share, tl.minimum(INNER, (share + 1) * per_share)
+    release_successor(PDL)
     wait_for_producer(PDL)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for at in range(start, end, BLOCK_K):
@@ -209,7 +210,6 @@ def _product(
             x = tl.load(x_at, mask=real[:, None] & held[None, :], other=0.0)
             w = tl.load(w_at, mask=there[:, None] & held[None, :], other=0.0)
         acc = dot(x, tl.trans(w), acc)
-    release_successor(PDL)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)[None, :]
     if GELU:

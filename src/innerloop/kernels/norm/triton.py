@@ -42,6 +42,7 @@ def _norm(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     held = column < width
+    release_successor(PDL)
     wait_for_producer(PDL)
     x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
     if delta_ptr is not None:
@@ -68,7 +69,6 @@ def _norm(
         y = y * scale
     if shift_ptr is not None:
         y = y + _operand(shift_ptr, shift_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
-    release_successor(PDL)
     tl.store(out_ptr + row * width + column, y.to(out_ptr.dtype.element_ty), mask=held)
 
 
@@ -80,6 +80,7 @@ def _gated_add(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     held = column < width
+    release_successor(PDL)
     wait_for_producer(PDL)
     x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
     delta_at = delta_ptr + row * width + column
@@ -88,7 +89,6 @@ def _gated_add(
         delta += tl.load(delta_at + share * share_stride, mask=held, other=0.0).to(tl.float32)
     if gate_ptr is not None:
         delta = delta * _operand(gate_ptr, gate_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
-    release_successor(PDL)
     tl.store(out_ptr + row * width + column, (x + delta).to(out_ptr.dtype.element_ty), mask=held)
 
 
@@ -106,11 +106,11 @@ def _layer_norms(
             x_ptr = inputs[i]
     scale = tl.load(weight_ptr + layer * width + column, mask=held, other=0.0).to(tl.float32)
     shift = tl.load(bias_ptr + layer * width + column, mask=held, other=0.0).to(tl.float32)
+    release_successor(PDL)
     wait_for_producer(PDL)
     x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
     x = tl.where(held, x - tl.sum(x, axis=0) / width, 0.0)
     y = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    release_successor(PDL)
     out_at = out_ptr + (layer * rows + row) * width + column
     tl.store(out_at, (y * scale + shift).to(out_ptr.dtype.element_ty), mask=held)
 

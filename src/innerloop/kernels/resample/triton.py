@@ -94,6 +94,7 @@ def _resample(
     channel, line = inner % 3, tl.arange(0, ROWS)
     words, out = words_ptr + image * words_row, out_ptr + image * out_row
     head = words + step * HEAD
+    release_successor(PDL)
     wait_for_producer(PDL)
     height, out_height, out_width = tl.load(head + HEIGHT), tl.load(head + OUT_HEIGHT), tl.load(head + OUT_WIDTH)
     source = frames_ptr + image * capacity
@@ -135,7 +136,6 @@ def _resample(
         else:
             at = (y * out_width)[:, None] * 3 + (left * 3 + inner)[None, :]
             tl.store(out + at, value, mask=shown)
-    release_successor(PDL)
 
 
 def resample(frames: Tensor, resizes: Tensor, steps: int, patches: int, patch: int, merge: int) -> Tensor:

@@ -37,6 +37,7 @@ def _rotate_and_store(
     held = (row < rows)[:, None] & (lane < HALF)[None, :]
     is_q, is_v = head < HEADS, head >= HEADS + KV_HEADS
     wait_for_producer(PDL)
+    release_successor(PDL)  # behind the wait: attention may read ahead what was written before
     at = qkv_ptr + token.to(tl.int64)[:, None] * qkv_stride + head[:, None] * (2 * HALF) + lane[None, :]
     raw_a = tl.load(at, mask=held, other=0.0)
     raw_b = tl.load(at + HALF, mask=held, other=0.0)
@@ -51,7 +52,6 @@ def _rotate_and_store(
     if k_norm_ptr is not None:
         a_k, b_k = _head_norm(a, b, k_norm_ptr, lane, eps, HALF)
         a, b = tl.where(is_q[:, None], a, a_k), tl.where(is_q[:, None], b, b_k)
-    release_successor(PDL)
     left, right = a * cos - b * sin, b * cos + a * sin
     if HEADS > 0:
         q_at = q_ptr + token.to(tl.int64)[:, None] * (HEADS * 2 * HALF) + head[:, None] * (2 * HALF) + lane[None, :]

@@ -20,10 +20,10 @@ def _sincos(t_ptr, frequency_ptr, out_ptr, half, COS_FIRST: tl.constexpr, BLOCK:
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     held = column < half
+    release_successor(PDL)
     wait_for_producer(PDL)
     t = tl.load(t_ptr + row).to(tl.float64)
     angle = t * tl.load(frequency_ptr + column, mask=held, other=0.0)
-    release_successor(PDL)
     sine, cosine = tl.sin(angle).to(tl.float32), tl.cos(angle).to(tl.float32)
     first = out_ptr + row * 2 * half + column
     if COS_FIRST:
