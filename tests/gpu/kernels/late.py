@@ -12,7 +12,8 @@ from innerloop.kernels import launch
 from innerloop.kernels.compile import compiled_with
 
 INT32 = torch.int32
-SLEEP = "nanosleep.u32 50000; mov.b32 $0, $1;"
+SLEEP = "nanosleep.u32 200000; nanosleep.u32 200000; mov.b32 $0, $1;"
+PROGRAMS = 8
 Call = Callable[[torch.Tensor], Any]
 
 
@@ -22,12 +23,24 @@ def write_late(  # type: ignore[no-untyped-def]
 ):
     """Lets its successor start, sleeps, and only then writes `target` and reads `memory`."""
     tl.extra.cuda.gdc_launch_dependents()
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(source_ptr + at, mask=at < words, other=0)
-    value = tl.inline_asm_elementwise(SLEEP, "=r,r", [value], dtype=tl.int32, is_pure=False, pack=1)
-    tl.store(target_ptr + at, value, mask=at < words)
+    nothing = tl.inline_asm_elementwise(
+        SLEEP, "=r,r", [tl.zeros((32,), tl.int32)], dtype=tl.int32, is_pure=False, pack=1
+    )
+    begin, step = tl.program_id(0) * BLOCK + tl.sum(nothing, 0), tl.num_programs(0) * BLOCK
+    for at in range(begin, words, step):
+        word = at + tl.arange(0, BLOCK)
+        tl.store(target_ptr + word, tl.load(source_ptr + word, mask=word < words, other=0), mask=word < words)
     tl.debug_barrier()  # no load moves up across it
-    tl.store(kept_ptr + at, tl.load(memory_ptr + at, mask=at < held, other=0), mask=at < held)
+    for at in range(begin, held, step):
+        word = at + tl.arange(0, BLOCK)
+        tl.store(kept_ptr + word, tl.load(memory_ptr + word, mask=word < held, other=0), mask=word < held)
+
+
+def launch_late(
+    source: torch.Tensor, target: torch.Tensor, memory: torch.Tensor, kept: torch.Tensor, held: int
+) -> None:
+    """`write_late` over 32-bit words, by few programs: on the other multiprocessors its successor finds all it asks for."""
+    write_late[(PROGRAMS,)](source, target, source.numel(), memory, kept, held, SLEEP=SLEEP, BLOCK=1024, num_warps=1)
 
 
 class Memory:
@@ -67,8 +80,7 @@ def delayed(result: torch.Tensor) -> torch.Tensor:
     moved = torch.zeros_like(result)
     nothing = torch.zeros(1, dtype=INT32, device="cuda")
     source, target = (t.view(-1).view(INT32) for t in (result, moved))
-    grid = (triton.cdiv(source.numel(), 1024),)
-    write_late[grid](source, target, source.numel(), nothing, nothing, 0, SLEEP=SLEEP, BLOCK=1024)
+    launch_late(source, target, nothing, nothing, 0)
     return moved
 
 
@@ -112,14 +124,13 @@ def starts_early(given: torch.Tensor, consume: Call, patched: pytest.MonkeyPatch
         consume(late)
         held = memory.used // 4
         kept = torch.zeros_like(memory.words[:held])
-        grid = (triton.cdiv(max(source.numel(), held), 1024),)
 
         def both() -> list[torch.Tensor]:
             memory.used = 0
             memory.words.fill_(0x11111111)
             for stale in (late, kept):
                 stale.zero_()
-            write_late[grid](source, target, source.numel(), memory.words, kept, held, SLEEP=SLEEP, BLOCK=1024)
+            launch_late(source, target, memory.words, kept, held)
             return results_of(consume(late))
 
         graph, results = captured(both)
