@@ -51,8 +51,9 @@ def tile(
 ) -> Launch:
     """64 * groups rows times width of the weight's, in clusters of down x across; `depth` groups share a tile's steps.
 
-    Rings of one length that fill `room` KB, every place always the same group's; or `ahead` steps of rows, and weights for what is left. out: columns of the
-    result where a program makes several tiles, one after another; they leave through memory of their own.
+    Rings of one length that fill `room` KB, every place always the same group's; or `ahead` steps of rows, and weights
+    for what is left. out: columns of the result where a program makes several tiles, one after another; they leave
+    through memory of their own.
     """
     rows, columns = groups * 64 * STEP * 2, width * STEP * 2
     size = room * 1024 - (groups * 64 * _pitch(out) if out else 0)
@@ -87,10 +88,9 @@ def _pitch(out: int) -> int:
 
 
 def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, gated: bool = False) -> bool:
-    """Whether the kernel takes a product of this size so: whole boxes, no share empty, no group or program without rows,
-    one tile a program if it says so.
+    """Whether the kernel takes a product of this size so.
 
-    columns: of the result; a gated product's weight has twice as many rows.
+    Whole boxes, no share empty, no group or program without rows, one tile a program if it says so. columns: of the result; a gated product's weight has twice as many rows.
     """
     groups, depth, width, split = _groups(choice), choice["DEPTH"], choice["WIDTH"], choice["SPLIT"]
     out = width // 2 if gated else width
@@ -103,11 +103,9 @@ def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, g
     if depth > 1 and (choice["OUT"] or (depth - 1) * groups * 256 * width > shared_bytes(choice) - 1024):
         return False
     steps = ceil(inner / STEP)
-    if (
-        (split - 1) * ceil(steps / split) >= steps
-        or choice["DOWN"] > ceil(rows / (groups * 64))
-        or rows <= (groups - 1) * 64
-    ):
+    if (split - 1) * ceil(steps / split) >= steps:
+        return False
+    if choice["DOWN"] > ceil(rows / (groups * 64)) or rows <= (groups - 1) * 64:
         return False
     return (tiles(choice, rows, columns, gated) > device.multiprocessors) == (choice["OUT"] > 0)
 

@@ -1,14 +1,16 @@
 // out[share][row, column] = activation(x[row, K of the share] . w[column, K of the share] + bias[column]), any number of rows.
 //
 // A program makes tiles of 64 * GROUPS rows of x and WIDTH rows of w: one, or several after each other. Two warps ask the
-// tensor memory accelerator for steps of 64 columns, one of x and one of w: one for both took a third longer. GROUPS groups of
-// four warps multiply 64 rows each by all WIDTH; or DEPTH times as many, of which each takes every DEPTH-th step: products that
-// follow each other into the same sums take 60 clocks each, however narrow they are. A cluster of DOWN x ACROSS programs shares what it loads: the same rows
-// across, the same weights down. Rows and weights have rings of their own, so that many steps of weights, which no kernel
-// writes, are on their way while the kernel before still runs. With GLU a tile's weight rows are WIDTH / 2 of the gate and
-// WIDTH / 2 of up, whose product never leaves the registers. Fixed at compile time: GROUPS,
-// WIDTH, DOWN, ACROSS, DEPTH, X_STAGES, W_STAGES, LOOP (several tiles a program), BIAS, GLU, ACTIVATION (0 none, 1 GELU in its tanh form,
-// 2 SiLU). `multiply`, one wgmma of 64 x WIDTH x 16, is written by rings.py: its operands are as many as WIDTH / 2 registers.
+// tensor memory accelerator for steps of 64 columns, one of x and one of w: one for both took a third longer. GROUPS groups
+// of four warps multiply 64 rows each by all WIDTH; or DEPTH times as many, of which each takes every DEPTH-th step:
+// products that follow each other into the same sums take 60 clocks each, however narrow they are. A cluster of DOWN x
+// ACROSS programs shares what it loads: the same rows across, the same weights down. Rows and weights have rings of their
+// own, so that many steps of weights, which no kernel writes, are on their way while the kernel before still runs. With GLU
+// a tile's weight rows are WIDTH / 2 of the gate and WIDTH / 2 of up, whose product never leaves the registers.
+//
+// Fixed at compile time: GROUPS, WIDTH, DOWN, ACROSS, DEPTH, X_STAGES, W_STAGES, LOOP (several tiles a program), BIAS, GLU,
+// ACTIVATION (0 none, 1 GELU in its tanh form, 2 SiLU). `multiply`, one wgmma of 64 x WIDTH x 16, is written by rings.py: its
+// operands are as many as WIDTH / 2 registers.
 
 #define ROWS (64 * GROUPS)
 #define CLUSTER (DOWN * ACROSS)
