@@ -9,7 +9,7 @@ from torch import nn
 
 from innerloop.blocks.sizes import DecoderSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import attention, launch, linear, norm, rope
+from innerloop.kernels import attention, fused, launch, linear, norm, rope
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Qwen3(nn.Module):
         normed = norm.rms_norm(x, layers[0].input_norm, self.sizes.eps)
         for i, layer in enumerate(layers):
             # A single row's products stay the library's, which would start after their predecessor's end anyway.
-            with launch.dependent_launch() if x.shape[1] > 1 else nullcontext():
+            with launch.dependent_launch() if x.shape[1] > 1 and fused(x) else nullcontext():
                 delta = layer.attend(normed, self.sizes, reading, i)
                 x, normed = norm.add_rms_norm(x, delta, layer.mlp_norm, self.sizes.eps)
                 delta = layer.mlp(normed)

@@ -1,11 +1,13 @@
 """SigLIP vision tower and the projector into the language model's width."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import nn
 
 from innerloop.blocks.sizes import VisionSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import attention, launch, linear, norm
+from innerloop.kernels import attention, fused, launch, linear, norm
 
 EPS = 1e-6  # SiglipVisionConfig.layer_norm_eps
 Shares = tuple[torch.Tensor, torch.Tensor | None]
@@ -78,7 +80,7 @@ def encoded(
     valid int32 [I, T]: the keys that count.
     """
     following = [(layer.norm1_weight, layer.norm1_bias) for layer in list(layers)[1:]]
-    with launch.dependent_launch():
+    with launch.dependent_launch() if fused(x) else nullcontext():
         for layer, (weight, bias) in zip(layers, [*following, after], strict=True):
             delta, left = layer.attend(normed, valid)
             x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, eps, left)

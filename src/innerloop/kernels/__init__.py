@@ -3,6 +3,6 @@
 May import runtime and contract. Nothing here knows a model.
 """
 
-from innerloop.kernels.select import Kernels, selected, use_kernels
+from innerloop.kernels.select import Kernels, fused, selected, use_kernels
 
-__all__ = ["Kernels", "selected", "use_kernels"]
+__all__ = ["Kernels", "fused", "selected", "use_kernels"]

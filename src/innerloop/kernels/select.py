@@ -40,6 +40,11 @@ def unfused(x: torch.Tensor) -> bool:
     return x.is_cuda and _selected.get() == "operators"
 
 
+def fused(x: torch.Tensor) -> bool:
+    """Whether a call on `x` goes to fused kernels, which overlap in a chain (`launch.dependent_launch`)."""
+    return x.is_cuda and _selected.get() == "fused"
+
+
 def chosen(reference: F, x: torch.Tensor) -> F:
     """`reference` itself, or its namesake in the `triton` module beside it when `x` calls for that."""
     return _twin(reference) if on_device(x) else reference

@@ -72,7 +72,7 @@ def test_the_chain_s_kernels(rows: int, plain: bool, given: int | None, monkeypa
 
     for name in ("linear", "norm", "attention", "rope", "activation"):
         monkeypatch.setattr(f"innerloop.kernels.{name}.chosen", _twin)
-    monkeypatch.setattr("innerloop.kernels.linear.on_device", lambda x: True)
+    monkeypatch.setattr("innerloop.kernels.linear.fused", lambda x: True)
     monkeypatch.setattr(torch, "empty", poisoned)
     pair, share = (
         {"BLOCK_M": 64, "BLOCK_N": 16, "BLOCK_K": 32},

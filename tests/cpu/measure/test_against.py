@@ -122,8 +122,11 @@ def test_every_stage_is_one_graph_on_a_gpu_too(plain: LoadedPolicy, monkeypatch:
 
     Kernels are asked for by each call, as on a GPU, where a context variable holds the choice.
     """
-    for module in [module for name, module in sys.modules.items() if name.startswith("innerloop.kernels")]:
-        for name, kinds in (("on_device", ("operators", "fused")), ("unfused", ("operators",))):
+    asking = [
+        module for name, module in sys.modules.items() if name.startswith(("innerloop.kernels", "innerloop.blocks"))
+    ]
+    for module in asking:
+        for name, kinds in (("on_device", ("operators", "fused")), ("unfused", ("operators",)), ("fused", ("fused",))):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, lambda x, kinds=kinds: select._selected.get() in kinds)
     monkeypatch.setattr(

@@ -5,7 +5,7 @@ from torch import Tensor
 from innerloop.kernels import activation, rope
 from innerloop.kernels.activation import Activation
 from innerloop.kernels.linear import reference
-from innerloop.kernels.select import chosen, on_device, unfused
+from innerloop.kernels.select import chosen, fused, unfused
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Tensor:
@@ -49,7 +49,7 @@ def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Ten
 
 def chains(x: Tensor) -> bool:
     """Whether x's products are worth a chain (`launch.dependent_launch`): few 16-bit rows, for kernels that overlap."""
-    return on_device(x) and not unfused(x) and reference.few_rows(x)
+    return fused(x) and reference.few_rows(x)
 
 
 def batched(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
