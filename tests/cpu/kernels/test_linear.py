@@ -5,13 +5,14 @@ import torch
 from agreement import SLACK, agree
 
 from bench.cases import earned
-from innerloop.kernels import launch, use_kernels
+from innerloop.kernels import compile, launch, use_kernels
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.launch import Launch
 from innerloop.kernels.linear import deferred, pairs, reference, rings
 from innerloop.kernels.linear import triton as kernel
 
 BF16 = torch.bfloat16
+NEEDS_NVRTC = pytest.mark.skipif(not compile.available(), reason="needs NVRTC: without it other tiles are chosen")
 H200 = launch.Limits("sm_90", 90, 132, 232448, 50 << 20)
 CPU = launch.limits(torch.device("cpu"))
 
@@ -131,6 +132,7 @@ def test_only_few_rows_of_16_bits_in_a_chain_leave_the_library() -> None:
         assert not any(launch.candidates(table, key[1], CPU)[0].warps for key, table in outside.items())
 
 
+@NEEDS_NVRTC
 @pytest.mark.parametrize(
     ("columns", "inner", "width", "shares"),
     [(1536, 1536, 24, 3), (6144, 1536, 48, None), (1536, 6144, 24, 3), (4608, 1536, 48, None), (768, 768, 24, 3), (768, 3072, 24, 6)],
@@ -143,6 +145,7 @@ def test_choices_in_a_chain(columns: int, inner: int, width: int, shares: int | 
         assert launch.candidates(kernel.CHAINED_SHARES, shape, H200)[0]["SPLIT"] == shares
 
 
+@NEEDS_NVRTC
 def test_choices_of_gated_units() -> None:
     """All rows in one tile; more columns a program where these would need more programs than there are multiprocessors."""
     for rows, columns, width in ((192, 9728, 160), (169, 6144, 96), (560, 16384, None), (1, 9728, None)):
@@ -150,6 +153,7 @@ def test_choices_of_gated_units() -> None:
         assert dict(choice.sizes).get("WIDTH") == width, rows
 
 
+@NEEDS_NVRTC
 def test_choices_out_of_a_chain() -> None:
     """Shallow shares where they nearly fill a device; the library's elsewhere, as measured."""
     measured = {

@@ -11,6 +11,7 @@ from innerloop.kernels.launch import Launch
 from innerloop.kernels.linear import pairs, rings
 from innerloop.kernels.linear import triton as tables
 
+pytestmark = pytest.mark.skipif(not compile.available(), reason="needs NVRTC: without it no choice is of this kernel")
 H200 = launch.Limits("sm_90", 90, 132, 232448, 50 << 20)
 TABLES = (tables.WHOLE, tables.DEFERRED, tables.CHAINED, tables.CHAINED_SHARES, pairs.WIDE, pairs.GATED)
 LISTED = [(table.op, choice) for table in TABLES for choice in dict.fromkeys(table.rows[90]) if rings.is_rings(choice)]
@@ -74,6 +75,12 @@ def test_no_choice_for_other_rows_than_16_bits_or_other_devices() -> None:
             assert any(map(rings.is_rings, listed)) == some, (table.op, device.name, element)
 
 
+def test_without_a_compiler_others_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile, "available", lambda: False)
+    for table, size in zip(TABLES, [(192, 6144, 2560), (192, 2560, 9728), *[(41, 1536, 6144)] * 2], strict=False):
+        assert not any(map(rings.is_rings, launch.candidates(table, (*size, 2), H200)))
+
+
 def test_rings_fill_what_they_may() -> None:
     for _, choice in LISTED:
         step = (choice.warps // 4 // choice["DEPTH"] * 64 + choice["WIDTH"]) * 128
@@ -99,7 +106,6 @@ def test_the_arguments_are_laid_out_as_the_source_has_them() -> None:
     assert names[1:] == fields[2:-1]
 
 
-@pytest.mark.skipif(not compile.available(), reason="needs NVRTC")
 @pytest.mark.parametrize(("op", "choice"), LISTED, ids=_names)
 def test_every_listed_tile_compiles(op: str, choice: Launch, tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)

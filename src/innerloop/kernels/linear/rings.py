@@ -88,13 +88,19 @@ def _pitch(out: int) -> int:
 
 
 def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, gated: bool = False) -> bool:
-    """Whether the kernel takes a product of this size so.
+    """Whether the kernel takes a product of this size so, and can be compiled here.
 
     Whole boxes, no share empty, no group or program without rows, one tile a program if it says so. columns: of the result; a gated product's weight has twice as many rows.
     """
     groups, depth, width, split = _groups(choice), choice["DEPTH"], choice["WIDTH"], choice["SPLIT"]
     out = width // 2 if gated else width
-    if inner % 8 or columns % 8 or out % (8 * choice["DOWN"]) or groups * 8 % choice["ACROSS"]:
+    if (
+        inner % 8
+        or columns % 8
+        or out % (8 * choice["DOWN"])
+        or groups * 8 % choice["ACROSS"]
+        or not compile.available()
+    ):
         return False
     if width // 2 + 34 > REGISTERS[groups * depth - 1] or choice["OUT"] not in (0, out) or choice.stages < 2 * depth:
         return False
