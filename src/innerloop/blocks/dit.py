@@ -14,7 +14,6 @@ its layers are those of blocks.siglip.SiglipLayer.
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -172,7 +171,7 @@ class DiT(Packable):
             return self._few_rows(x, table, memory, masks)
         normed = norm.layer_norm(x, table[0, 0], table[0, 1], EPS)
         cross, last = 0, self.sizes.depth - 1
-        with launch.dependent_launch() if linear.chains(x) else nullcontext():
+        with launch.dependent_launch(linear.chains(x)):
             for i, block in enumerate(self.blocks):
                 own, mask = (memory[cross], masks[cross]) if block.crosses else (None, None)
                 cross += block.crosses

@@ -1,7 +1,5 @@
 """Gemma decoder as a prefix encoder: every layer's keys and values, nothing that nobody reads."""
 
-from contextlib import nullcontext
-
 import torch
 from torch import nn
 
@@ -62,7 +60,7 @@ class GemmaPrefix(nn.Module):
         """x [B, T, D] -> rows [0, T) of keys and values [L, B, S, Hkv, hd]; key_valid int32 [B, T]."""
         s, tokens = self.sizes, x.shape[1]
         normed = norm.rms_norm(x, self._norm_of(0), EPS, plus_one=True)
-        with launch.dependent_launch() if fused(x) else nullcontext():
+        with launch.dependent_launch(fused(x)):
             for i, layer in enumerate(self.layers):
                 k, v = keys[i], values[i]
                 qkv = linear.linear(normed, layer.qkv_weight)

@@ -1,7 +1,6 @@
 """The Qwen3 decoder: q/k norm, three-axis rotary positions, SwiGLU, grouped heads, causal; DeepStack features added in."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -112,7 +111,7 @@ class Qwen3(nn.Module):
         normed = norm.rms_norm(x, layers[0].input_norm, self.sizes.eps)
         for i, layer in enumerate(layers):
             # A single row's products stay the library's, which would start after their predecessor's end anyway.
-            with launch.dependent_launch() if x.shape[1] > 1 and fused(x) else nullcontext():
+            with launch.dependent_launch(x.shape[1] > 1 and fused(x)):
                 delta = layer.attend(normed, self.sizes, reading, i)
                 x, normed = norm.add_rms_norm(x, delta, layer.mlp_norm, self.sizes.eps)
                 delta = layer.mlp(normed)

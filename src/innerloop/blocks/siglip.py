@@ -1,7 +1,5 @@
 """SigLIP vision tower and the projector into the language model's width."""
 
-from contextlib import nullcontext
-
 import torch
 from torch import nn
 
@@ -80,7 +78,7 @@ def encoded(
     valid int32 [I, T]: the keys that count.
     """
     following = [(layer.norm1_weight, layer.norm1_bias) for layer in list(layers)[1:]]
-    with launch.dependent_launch() if fused(x) else nullcontext():
+    with launch.dependent_launch(fused(x)):
         for layer, (weight, bias) in zip(layers, [*following, after], strict=True):
             delta, left = layer.attend(normed, valid)
             x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, eps, left)

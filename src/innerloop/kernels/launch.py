@@ -37,6 +37,10 @@ class Limits:
     shared_bytes: int
     l2_bytes: int
 
+    def nearly_full(self, programs: int) -> bool:
+        """Whether so many programs leave less than a quarter of the multiprocessors idle."""
+        return 4 * programs >= 3 * self.multiprocessors
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -138,8 +142,11 @@ def options(launch: Launch, device: torch.device) -> dict[str, Any]:
 
 
 @contextmanager
-def dependent_launch() -> Iterator[None]:
-    """Kernels launched inside start while their predecessor drains (compute capability 9.0 and up)."""
+def dependent_launch(when: bool = True) -> Iterator[None]:
+    """Kernels launched inside start while their predecessor drains (compute capability 9.0 and up), if `when`."""
+    if not when:  # without a look at the variable, which torch.compile cannot trace
+        yield
+        return
     token = _dependent.set(True)
     try:
         yield

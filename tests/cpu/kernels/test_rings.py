@@ -20,8 +20,7 @@ LISTED = [(table.op, choice) for table in TABLES for choice in dict.fromkeys(tab
 def _names(entry: object) -> str:
     if not isinstance(entry, Launch):
         return str(entry)
-    depth = entry["DEPTH"]
-    rows = entry.warps // 4 // depth * 64
+    depth, rows = entry["DEPTH"], rings.groups_of(entry) * 64
     return f"{rows}x{entry['WIDTH']} c{entry['DOWN']}x{entry['ACROSS']} of {entry['SPLIT']} by {depth}"
 
 
@@ -36,7 +35,7 @@ def test_sizes_are_taken_only_as_the_kernel_works() -> None:
             if not rings.suits(choice, rows, columns, inner, H200, gated):
                 continue
             taken += 1
-            groups, out = choice.warps // 4 // choice["DEPTH"], choice["WIDTH"] // (2 if gated else 1)
+            groups, out = rings.groups_of(choice), choice["WIDTH"] // (2 if gated else 1)
             row_tiles, column_tiles = rings.grid(choice, rows, columns, gated)
             assert (rings.tiles(choice, rows, columns, gated) > 132) == (choice["OUT"] > 0)
             assert row_tiles * groups * 64 * choice["DOWN"] >= rows
@@ -83,7 +82,7 @@ def test_without_a_compiler_others_are_chosen(monkeypatch: pytest.MonkeyPatch) -
 
 def test_rings_fill_what_they_may() -> None:
     for _, choice in LISTED:
-        step = (choice.warps // 4 // choice["DEPTH"] * 64 + choice["WIDTH"]) * 128
+        step = (rings.groups_of(choice) * 64 + choice["WIDTH"]) * 128
         assert choice["WIDTH"] % 8 == 0
         assert choice.stages % choice["DEPTH"] == choice["W_STAGES"] % choice["DEPTH"] == 0
         assert 2 * choice["DEPTH"] <= choice.stages <= choice["W_STAGES"]

@@ -37,8 +37,7 @@ def _random(*shape: int, scale: float = 1.0) -> torch.Tensor:
 def _names(entry: object) -> str:
     if not isinstance(entry, Launch):
         return str(entry)
-    depth = entry["DEPTH"]
-    rows = entry.warps // 4 // depth * 64
+    depth, rows = entry["DEPTH"], rings.groups_of(entry) * 64
     return f"{rows}x{entry['WIDTH']} c{entry['DOWN']}x{entry['ACROSS']} of {entry['SPLIT']} by {depth}"
 
 

@@ -36,7 +36,7 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     if choice == APART:
         return True
     if rings.is_rings(choice):
-        busy = 4 * rings.tiles(choice, rows, pairs, gated=True) >= 3 * limits.multiprocessors
+        busy = limits.nearly_full(rings.tiles(choice, rows, pairs, gated=True))
         return element == 2 and busy and rings.suits(choice, rows, pairs, inner, limits, gated=True)
     tiles = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(pairs, choice["BLOCK_N"])
     return element == 2 and inner % 8 == 0 and half % choice["BLOCK_N"] == 0 and tiles <= limits.multiprocessors
@@ -139,10 +139,15 @@ def _rotated(
     tl.store(at + HALF, b.to(at.dtype.element_ty), mask=real)
 
 
+def in_chain(rows: Tensor) -> bool:
+    """Whether a product stands in a chain of dependent launches that a library kernel would keep up."""
+    return launch.dependent() and few_rows(rows)
+
+
 def gated(x: Tensor, weight: Tensor, kind: Activation) -> Tensor | None:
     """One kernel for activation(gate) * up, or None where the product and the unit are better apart."""
     rows, width = x.reshape(-1, x.shape[-1]), weight.shape[0] // 2
-    table = GATED if launch.dependent() and few_rows(rows) else WIDE
+    table = GATED if in_chain(rows) else WIDE
     choice = _choose(table, rows, weight, width, 1 << 30)
     if choice == APART:
         return None
@@ -171,7 +176,7 @@ def rotated(
     """One kernel for product, rotation and K/V write, or None where they are better apart."""
     batch, tokens, inner = x.shape
     rows, dim = x.reshape(-1, inner), k_cache.shape[-1]
-    if not launch.dependent() or not few_rows(rows):
+    if not in_chain(rows):
         return None
     choice = _choose(ROTATED, rows, weight, weight.shape[0] // 2, dim // 2)
     if choice == APART or cos.stride(-1) != 1 or cos.stride() != sin.stride():

@@ -72,12 +72,12 @@ def is_rings(choice: Launch) -> bool:
 
 def shared_bytes(choice: Launch) -> int:
     """Of one program: the rings, what it takes to begin at a multiple of 1,024, and the way out of several tiles."""
-    rows = _groups(choice) * 64
+    rows = groups_of(choice) * 64
     rings = (choice.stages * rows + choice["W_STAGES"] * choice["WIDTH"]) * STEP * 2
     return rings + 1024 + (rows * _pitch(choice["OUT"]) if choice["OUT"] else 0)
 
 
-def _groups(choice: Launch) -> int:
+def groups_of(choice: Launch) -> int:
     """Groups of warps that have rows of their own."""
     return choice.warps // 4 // choice["DEPTH"]
 
@@ -90,9 +90,10 @@ def _pitch(out: int) -> int:
 def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, gated: bool = False) -> bool:
     """Whether the kernel takes a product of this size so, and can be compiled here.
 
-    Whole boxes, no share empty, no group or program without rows, one tile a program if it says so. columns: of the result; a gated product's weight has twice as many rows.
+    Whole boxes, no share empty, no group or program without rows, one tile a program if it says so. columns: of the
+    result; a gated product's weight has twice as many rows.
     """
-    groups, depth, width, split = _groups(choice), choice["DEPTH"], choice["WIDTH"], choice["SPLIT"]
+    groups, depth, width, split = groups_of(choice), choice["DEPTH"], choice["WIDTH"], choice["SPLIT"]
     out = width // 2 if gated else width
     if (
         inner % 8
@@ -125,7 +126,7 @@ def tiles(choice: Launch, rows: int, columns: int, gated: bool) -> int:
 def grid(choice: Launch, rows: int, columns: int, gated: bool) -> tuple[int, int]:
     """Clusters along rows and columns."""
     out = choice["WIDTH"] // 2 if gated else choice["WIDTH"]
-    return ceil(rows / (_groups(choice) * 64 * choice["DOWN"])), ceil(columns / (out * choice["ACROSS"]))
+    return ceil(rows / (groups_of(choice) * 64 * choice["DOWN"])), ceil(columns / (out * choice["ACROSS"]))
 
 
 def product(
@@ -137,7 +138,7 @@ def product(
     split, width, across, down = (choice[size] for size in ("SPLIT", "WIDTH", "ACROSS", "DOWN"))
     out = torch.empty((split, rows, columns), dtype=x.dtype, device=x.device)
     row_tiles, column_tiles = grid(choice, rows, columns, gated)
-    steps, groups, cluster = ceil(inner / STEP), _groups(choice), down * across
+    steps, groups, cluster = ceil(inner / STEP), groups_of(choice), down * across
     count = clusters = row_tiles * column_tiles * split
     if choice["OUT"]:
         clusters = min(count, launch.limits(x.device).multiprocessors // cluster)
@@ -160,7 +161,7 @@ def defines(choice: Launch, biased: bool, activation: Activation | None, gated: 
     """What source/rings.cu is compiled with for a choice."""
     names = ("WIDTH", "DOWN", "ACROSS", "DEPTH", "W_STAGES")
     return {
-        **{name: choice[name] for name in names}, "GROUPS": _groups(choice), "X_STAGES": choice.stages,
+        **{name: choice[name] for name in names}, "GROUPS": groups_of(choice), "X_STAGES": choice.stages,
         "LOOP": int(choice["OUT"] > 0), "BIAS": int(biased), "GLU": int(gated), "ACTIVATION": KINDS[activation],
     }  # fmt: skip
 

@@ -21,7 +21,6 @@ from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
 from innerloop.kernels.linear import pairs, rings
 from innerloop.kernels.linear.batch import batched as batched
-from innerloop.kernels.linear.reference import few_rows
 from innerloop.kernels.rope import triton as rope_triton
 from innerloop.kernels.select import unfused
 
@@ -43,16 +42,18 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
 
     Where the result is wider than the product is deep, reading the shares costs more than the device's idle part.
     Shallower shares only by the tile for them, where its programs leave less than a quarter of the device idle.
-    The library in quarters is for one tile of rows times a sum so deep that halves of it are still long.
+    The library in quarters is for one tile of rows times a sum so deep that halves of it are still long; so are tiles of
+    rings.py in shares of many rows, and those are taken where they leave less than a quarter of the device idle.
     """
     if rings.is_rings(choice):
-        return _suits_rings(choice, shape, limits)
+        deep = choice not in DEEP or shape[2] >= 8192
+        return deep and limits.nearly_full(_programs(choice, shape)) and _suits_rings(choice, shape, limits)
     columns, inner, element = shape[1:]
     split = choice["SPLIT"]
     if choice == QUARTERS and (shape[0] > 256 or inner < 8192):
         return False
     if choice == SHALLOW:
-        nearly = 4 * _programs(choice, shape) >= 3 * limits.multiprocessors
+        nearly = limits.nearly_full(_programs(choice, shape))
         return columns <= inner < 1024 * split and nearly and _fills_once(choice, shape, limits)
     if split > 1 and inner < max(1024 * split, columns):
         return False
@@ -62,28 +63,21 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
 
 
 def _suits_rings(choice: Launch, shape: Shape, limits: Limits) -> bool:
-    """What the kernel takes, in shares of 256 or more; of more than few rows, where little of the device stays idle.
-
-    16 bits are bfloat16, of other kinds nothing asks a table with these. Three groups of rows in shares are for sums so
-    deep that the library's halves of them are long.
-    """
+    """What the kernel takes, in shares of 256 or more. 16 bits are bfloat16: of others nothing asks a table with these."""
     rows, columns, inner, element = shape
-    if element != 2 or inner < 256 * choice["SPLIT"] or not rings.suits(choice, rows, columns, inner, limits):
-        return False
-    if choice in DEEP and inner < 8192:
-        return False
-    idle = 2 if choice in CHAIN[:1] else 4 / 3  # the narrower one has more programs, but each reads all rows
-    return (
-        choice in (*CHAIN[1:], *CHAIN_SHARES)
-        or idle * rings.tiles(choice, rows, columns, False) >= limits.multiprocessors
-    )
+    deep = inner >= 256 * choice["SPLIT"]
+    return element == 2 and deep and rings.suits(choice, rows, columns, inner, limits)
 
 
 def _suits_chain(choice: Launch, shape: Shape, limits: Limits) -> bool:
-    """As `_suits`, but own tiles in shares of any depth; in eighths where those leave less than a quarter idle."""
+    """As `_suits`, but own tiles in shares of any depth; in eighths where those leave less than a quarter idle.
+
+    Of rings.py, the wide tile where it has programs for half of the device: of narrower ones each reads all rows too.
+    """
     if rings.is_rings(choice):
-        return _suits_rings(choice, shape, limits)
-    if choice == EIGHTHS and (4 * _programs(choice, shape) < 3 * limits.multiprocessors or shape[2] < 4096):
+        wide = choice != WIDE_TILE or 2 * _programs(choice, shape) >= limits.multiprocessors
+        return wide and _suits_rings(choice, shape, limits)
+    if choice == EIGHTHS and (not limits.nearly_full(_programs(choice, shape)) or shape[2] < 4096):
         return False
     return _fills_once(choice, shape, limits) if choice.warps else _suits(choice, shape, limits)
 
@@ -97,6 +91,8 @@ def _fills_once(choice: Launch, shape: Shape, limits: Limits) -> bool:
 
 
 def _programs(choice: Launch, shape: Shape) -> int:
+    if rings.is_rings(choice):
+        return rings.tiles(choice, shape[0], shape[1], gated=False)
     tiles: int = triton.cdiv(shape[0], choice["BLOCK_M"]) * triton.cdiv(shape[1], choice["BLOCK_N"])
     return tiles * choice["SPLIT"]
 
@@ -115,7 +111,8 @@ DEEP = [rings.tile(3, 80, split=4), rings.tile(3, 96, split=4)]
 SHALLOWER = [
     rings.tile(*sizes) for sizes in ((1, 128, 1, 1, 2), (1, 120, 1, 1, 2), (1, 128, 1, 1, 4), (2, 144, 1, 1, 4))
 ]
-CHAIN = [rings.tile(1, 48, depth=2), rings.tile(1, 24, depth=4)]
+WIDE_TILE = rings.tile(1, 48, depth=2)
+CHAIN = [WIDE_TILE, rings.tile(1, 24, depth=4)]
 CHAIN_SHARES = [rings.tile(1, 48, split=split, depth=2) for split in (6, 3)]
 
 DEFERRED = Table(
@@ -222,7 +219,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
     """See kernels.linear."""
     rows = x.reshape(-1, x.shape[-1])
     if activation in (None, "gelu_tanh") and _chosen_by_shape(rows, weight):
-        choice = launch.choose(CHAINED if _chains(rows) else WHOLE, _shape(rows, weight), x.device)
+        choice = launch.choose(CHAINED if pairs.in_chain(rows) else WHOLE, _shape(rows, weight), x.device)
         if choice.warps:
             return _own(rows, weight, bias, choice, activation).view(*x.shape[:-1], weight.shape[0])
     if activation is None:
@@ -261,7 +258,7 @@ def rotated(
 def deferred(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     """See kernels.linear."""
     rows = x.reshape(-1, x.shape[-1])
-    table = CHAINED_SHARES if _chosen_by_shape(rows, weight) and _chains(rows) else DEFERRED
+    table = CHAINED_SHARES if _chosen_by_shape(rows, weight) and pairs.in_chain(rows) else DEFERRED
     choice = launch.choose(table, _shape(rows, weight), x.device)
     split = choice["SPLIT"]
     if choice.warps:
@@ -288,11 +285,6 @@ def _whole(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _chosen_by_shape(rows: Tensor, weight: Tensor) -> bool:
     """Whether there is a choice for a product: aligned rows, fused kernels."""
     return weight.shape[1] % 8 == 0 and rows.numel() > 0 and not unfused(rows)
-
-
-def _chains(rows: Tensor) -> bool:
-    """Whether a product stands in a chain of dependent launches that a library kernel would keep up."""
-    return launch.dependent() and few_rows(rows)
 
 
 def _shape(rows: Tensor, weight: Tensor) -> Shape:

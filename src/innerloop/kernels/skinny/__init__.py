@@ -15,7 +15,7 @@ from torch import Tensor
 from innerloop.kernels.attention import attention
 from innerloop.kernels.compile import available
 from innerloop.kernels.euler import Guide
-from innerloop.kernels.select import on_device, unfused
+from innerloop.kernels.select import fused, on_device, unfused
 from innerloop.kernels.skinny import compose, cross, cuda, reference
 from innerloop.kernels.skinny.packing import WARP_COLUMNS, Packed, pack, unpack
 from innerloop.kernels.skinny.start import chain
@@ -75,7 +75,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: flo
 
     Rows from `start` on are those that `norm_qkv_rope` just wrote; in a chain the others are read ahead of it.
     """
-    fits = on_device(q) and not unfused(q) and cuda.can_attend(q, k)
+    fits = fused(q) and cuda.can_attend(q, k)
     out: Tensor = (cuda if fits else compose if on_device(q) else reference).attend(q, k, v, key_valid, scale, start)
     return out
 
@@ -187,7 +187,7 @@ def _implementation(x: Tensor, weight: Tensor | Packed) -> ModuleType:
 
 
 def _few(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> bool:
-    if unfused(state) or not on_device(state) or state.numel() == 0:
+    if not fused(state) or state.numel() == 0:
         return False
     floats = weight.dtype is torch.float32 and bias.dtype is torch.float32 and state.dtype is torch.float32
     rows = state.numel() // state.shape[-1]
