@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 class CompiledPolicy:
     """A policy loaded with kernels="reference" through torch.compile in its default mode, each stage one graph.
 
-    The stage `resize` stays as it is. Where a stage loops, over solver steps or tokens of an answer, the graph is what it repeats (docs/LOG.md has why).
-    Compiles at the first decision. Raises InnerloopError where torch.compile does not work.
+    The stage `resize` stays as it is. Where a stage loops, over solver steps or tokens of an answer, the graph is what it
+    repeats (docs/LOG.md has why). Compiles at the first decision. Raises InnerloopError where torch.compile does not work.
     """
 
     name = "torch-compile"
