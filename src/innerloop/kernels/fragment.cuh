@@ -99,24 +99,9 @@ DEVICE void push(u32 address, float4 v, u32 bar) {
                : "memory");
 }
 
-// ---- what a whole cluster arrives at, and boxes of matrices --------------------------------------------------------
-// Arrives on the barrier at this address of a program of the cluster, to say that reads are over. Neither this nor the wait
-// for it names the cluster's scope: a release there is a fence of all memory and an acquire empties L1, in every step of a
-// product, and what is waited for are bulk copies, which come and go through the barrier itself.
-DEVICE void tell(u32 bar, u32 rank, bool cluster) {
-  if (cluster)
-    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(peer_address(bar, rank)) : "memory");
-  else
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-DEVICE void cluster_sync(bool cluster) {
-  if (cluster) {
-    cluster_arrive();
-    cluster_wait();
-  } else {
-    __syncthreads();
-  }
-}
+// ---- boxes of matrices ---------------------------------------------------------------------------------------------
+// Arrives at a barrier, to say that reads are over.
+DEVICE void tell(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 struct alignas(64) TensorMap {
   u8 bytes[128];
 };
@@ -126,20 +111,13 @@ DEVICE u64 read_often_policy() {
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// A box of a matrix, from this column and row on, to this program or to all of `mates`.
-DEVICE void box(u32 to, const TensorMap* map, int column, int row, u32 bar, u64 policy, u32 mates, bool many) {
-  if (many)
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], "
-        "[%1, {%3, %4}], [%2], %5, %6;" ::"r"(to),
-        "l"(map), "r"(bar), "r"(column), "r"(row), "h"((unsigned short)mates), "l"(policy)
-        : "memory");
-  else
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], "
-        "[%2], %5;" ::"r"(to),
-        "l"(map), "r"(bar), "r"(column), "r"(row), "l"(policy)
-        : "memory");
+// A box of a matrix, from this column and row on.
+DEVICE void box(u32 to, const TensorMap* map, int column, int row, u32 bar, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], "
+      "%5;" ::"r"(to),
+      "l"(map), "r"(bar), "r"(column), "r"(row), "l"(policy)
+      : "memory");
 }
 
 // ---- products of four warps at once (compute capability 9.0) -------------------------------------------------------

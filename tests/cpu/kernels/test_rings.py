@@ -21,7 +21,7 @@ def _names(entry: object) -> str:
     if not isinstance(entry, Launch):
         return str(entry)
     depth, rows = entry["DEPTH"], rings.groups_of(entry) * 64
-    return f"{rows}x{entry['WIDTH']} c{entry['DOWN']}x{entry['ACROSS']} of {entry['SPLIT']} by {depth}"
+    return f"{rows}x{entry['WIDTH']} of {entry['SPLIT']} by {depth}"
 
 
 def test_sizes_are_taken_only_as_the_kernel_works() -> None:
@@ -37,13 +37,13 @@ def test_sizes_are_taken_only_as_the_kernel_works() -> None:
             taken += 1
             groups, out = rings.groups_of(choice), choice["WIDTH"] // (2 if gated else 1)
             row_tiles, column_tiles = rings.grid(choice, rows, columns, gated)
-            assert (rings.tiles(choice, rows, columns, gated) > 132) == (choice["OUT"] > 0)
-            assert row_tiles * groups * 64 * choice["DOWN"] >= rows
-            assert column_tiles * out * choice["ACROSS"] >= columns
+            assert rings.programs(choice, rows, columns, gated) <= 132
+            assert row_tiles * groups * 64 >= rows > (row_tiles - 1) * groups * 64
+            assert column_tiles * out >= columns
             steps = -(-inner // 64)
             share = -(-steps // choice["SPLIT"])
             assert (choice["SPLIT"] - 1) * share < steps <= choice["SPLIT"] * share
-            assert out // choice["DOWN"] % 8 == groups * 64 // choice["ACROSS"] % 8 == 0
+            assert out % 8 == 0
     assert taken > 200
 
 
@@ -53,12 +53,10 @@ def test_sizes_are_taken_only_as_the_kernel_works() -> None:
         (rings.tile(1, 64), 41, 64, 68),  # rows of x not 16 bytes apart
         (rings.tile(1, 64), 41, 60, 64),  # rows of the result not 16 bytes apart
         (rings.tile(1, 64, split=2), 41, 64, 64),  # an empty share
-        (rings.tile(1, 64, 2), 41, 64, 64),  # a program of the cluster without rows
+        (rings.tile(2, 64), 41, 64, 64),  # a group without rows
         (rings.tile(1, 8), 41, 8 * 133, 64),  # more programs than multiprocessors
-        (rings.tile(1, 64, out=64), 41, 64, 64),  # a way out of its own for one tile
-        (rings.tile(1, 64, out=32), 41, 64 * 133, 64),  # and one of another width
-        (rings.tile(3, 200), 41, 200, 64),  # more registers than there are
-        (rings.tile(1, 64, 1, 16), 41, 64, 64),  # boxes of four rows
+        (rings.tile(3, 200), 182, 200, 64),  # more registers than there are
+        (rings.tile(2, 128, depth=4), 100, 128, 64),  # more groups than registers
     ],
 )
 def test_what_the_kernel_cannot_do(choice: Launch, rows: int, columns: int, inner: int) -> None:
@@ -84,14 +82,10 @@ def test_rings_fill_what_they_may() -> None:
     for _, choice in LISTED:
         step = (rings.groups_of(choice) * 64 + choice["WIDTH"]) * 128
         assert choice["WIDTH"] % 8 == 0
-        assert choice.stages % choice["DEPTH"] == choice["W_STAGES"] % choice["DEPTH"] == 0
-        assert 2 * choice["DEPTH"] <= choice.stages <= choice["W_STAGES"]
-        assert rings.shared_bytes(choice) <= H200.shared_bytes - 16 * (choice.stages + choice["W_STAGES"])
-        assert choice["OUT"] in (0, choice["WIDTH"], choice["WIDTH"] // 2)
-        assert choice.stages == 16 or rings.shared_bytes(choice) + step > 105 * 1024
-    beside = rings.tile(1, 48, 1, 4, room=110, ahead=4)
-    assert (beside.stages, beside["W_STAGES"]) == (4, 13)
-    assert 2 * (rings.shared_bytes(beside) + 2048) < 228 * 1024
+        assert choice.stages % choice["DEPTH"] == 0
+        assert 2 * choice["DEPTH"] <= choice.stages <= 16
+        assert rings.shared_bytes(choice) <= H200.shared_bytes - 16 * choice.stages
+        assert choice.stages == 16 or rings.shared_bytes(choice) + step * choice["DEPTH"] > rings.ROOM
 
 
 def test_the_arguments_are_laid_out_as_the_source_has_them() -> None:

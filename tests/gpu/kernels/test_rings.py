@@ -38,7 +38,7 @@ def _names(entry: object) -> str:
     if not isinstance(entry, Launch):
         return str(entry)
     depth, rows = entry["DEPTH"], rings.groups_of(entry) * 64
-    return f"{rows}x{entry['WIDTH']} c{entry['DOWN']}x{entry['ACROSS']} of {entry['SPLIT']} by {depth}"
+    return f"{rows}x{entry['WIDTH']} of {entry['SPLIT']} by {depth}"
 
 
 @pytest.mark.usefixtures("poisoned_allocations")
@@ -128,7 +128,7 @@ def test_the_ops_take_the_tiles_they_are_told_to() -> None:
     keys = {
         ("linear.whole", (192, 640, 2560, 2)): tables.MANY_ROWS[1],
         ("linear.deferred", (192, 640, 2560, 2)): tables.DEEP[0],
-        ("linear.gated_wide", (192, 480, 1 << 30, 2560, 2)): rings.tile(3, 160, 1, 2),
+        ("linear.gated_wide", (192, 480, 1 << 30, 2560, 2)): rings.tile(3, 160),
     }
     with launch.forced(keys), launch.recorded() as used:
         whole = linear.linear(x, weight, bias)

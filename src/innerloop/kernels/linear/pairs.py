@@ -36,7 +36,7 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     if choice == APART:
         return True
     if rings.is_rings(choice):
-        busy = limits.nearly_full(rings.tiles(choice, rows, pairs, gated=True))
+        busy = limits.nearly_full(rings.programs(choice, rows, pairs, gated=True))
         return element == 2 and busy and rings.suits(choice, rows, pairs, inner, limits, gated=True)
     tiles = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(pairs, choice["BLOCK_N"])
     return element == 2 and inner % 8 == 0 and half % choice["BLOCK_N"] == 0 and tiles <= limits.multiprocessors
@@ -48,7 +48,7 @@ def _tile(warps: int, stages: int, rows: int, columns: int, inner: int = 128) ->
 
 # Of rings.py; in chains they stand behind the others, for `innerloop tune`.
 FEW_ROWS = [rings.tile(1, width, depth=2) for width in (64, 80)]
-MANY_ROWS = [*(rings.tile(3, width) for width in (96, 160)), rings.tile(3, 176, 1, 2)]
+MANY_ROWS = [rings.tile(3, width) for width in (96, 160)]
 GATED = Table(
     "linear.gated",
     default=[APART],

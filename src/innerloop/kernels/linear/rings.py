@@ -1,7 +1,7 @@
 """Launch of source/rings.cu: products in warp group tiles, loaded by the tensor memory accelerator (compute capability 9.0).
 
 A choice of a `Table` is one of these where it has a WIDTH. `warps` are those that multiply and two that load; `stages`
-steps of rows and W_STAGES steps of weights are held at once.
+steps of rows and of weights are held at once.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from innerloop.kernels.launch import Launch, Limits
 
 SOURCE = Path(__file__).parent / "source" / "rings.cu"
 STEP = 64  # columns of x a step: 128 bytes of bfloat16, the widest swizzle
-ALONE = 225  # KB of a multiprocessor's shared memory that one program may have
+ROOM = 225 * 1024  # bytes of a multiprocessor's shared memory that a program may have
 REGISTERS = (232, 168, 128, 96)  # a thread, by groups: a quarter of a multiprocessor's for its share of the warps
 KINDS: dict[Activation | None, int] = {None: 0, "gelu_tanh": 1, "silu": 2}
 
@@ -32,37 +32,19 @@ class RingsArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("bias", "out")),
         *(
             (name, ctypes.c_int)
-            for name in ("rows", "columns", "steps", "share_steps", "row_tiles", "column_tiles", "tiles", "dependent")
+            for name in ("rows", "columns", "steps", "share_steps", "row_tiles", "column_tiles", "dependent")
         ),
-        ("unused", ctypes.c_int * 4),
+        ("unused", ctypes.c_int * 5),
     )
 
 
-def tile(
-    groups: int,
-    width: int,
-    down: int = 1,
-    across: int = 1,
-    split: int = 1,
-    room: int = ALONE,
-    ahead: int = 0,
-    out: int = 0,
-    depth: int = 1,
-) -> Launch:
-    """64 * groups rows times width of the weight's, in clusters of down x across; `depth` groups share a tile's steps.
+def tile(groups: int, width: int, split: int = 1, depth: int = 1) -> Launch:
+    """64 * groups rows times width of the weight's; `depth` groups share a tile's steps, each with places of its own.
 
-    Rings of one length that fill `room` KB, every place always the same group's; or `ahead` steps of rows, and weights
-    for what is left. out: columns of the result where a program makes several tiles, one after another; they leave
-    through memory of their own.
+    Rings as long as a multiprocessor's shared memory is: shorter ones, two to a multiprocessor, were slower.
     """
-    rows, columns = groups * 64 * STEP * 2, width * STEP * 2
-    size = room * 1024 - (groups * 64 * _pitch(out) if out else 0)
-    stages = (ahead or min(16, size // (rows + columns))) // depth * depth
-    deep = min(32, (size - stages * rows) // columns) // depth * depth if ahead else stages
-    return Launch.of(
-        4 * groups * depth + 2, stages, WIDTH=width, DOWN=down, ACROSS=across, SPLIT=split, W_STAGES=deep, OUT=out,
-        DEPTH=depth,
-    )  # fmt: skip
+    stages = min(16, ROOM // ((groups * 64 + width) * STEP * 2)) // depth * depth
+    return Launch.of(4 * groups * depth + 2, stages, WIDTH=width, SPLIT=split, DEPTH=depth)
 
 
 def is_rings(choice: Launch) -> bool:
@@ -71,10 +53,8 @@ def is_rings(choice: Launch) -> bool:
 
 
 def shared_bytes(choice: Launch) -> int:
-    """Of one program: the rings, what it takes to begin at a multiple of 1,024, and the way out of several tiles."""
-    rows = groups_of(choice) * 64
-    rings = (choice.stages * rows + choice["W_STAGES"] * choice["WIDTH"]) * STEP * 2
-    return rings + 1024 + (rows * _pitch(choice["OUT"]) if choice["OUT"] else 0)
+    """Of one program: the rings, and what it takes to begin at a multiple of 1,024."""
+    return choice.stages * (groups_of(choice) * 64 + choice["WIDTH"]) * STEP * 2 + 1024
 
 
 def groups_of(choice: Launch) -> int:
@@ -82,51 +62,41 @@ def groups_of(choice: Launch) -> int:
     return choice.warps // 4 // choice["DEPTH"]
 
 
-def _pitch(out: int) -> int:
-    """Bytes between rows of the result on their way out."""
-    return out * 2 + 16
-
-
 def suits(choice: Launch, rows: int, columns: int, inner: int, device: Limits, gated: bool = False) -> bool:
     """Whether the kernel takes a product of this size so, and can be compiled here.
 
-    Whole boxes, no share empty, no group or program without rows, one tile a program if it says so. columns: of the
-    result; a gated product's weight has twice as many rows.
+    Whole boxes, no share empty, no group without rows, and all programs at once. columns: of the result; a gated
+    product's weight has twice as many rows.
     """
     groups, depth, width, split = groups_of(choice), choice["DEPTH"], choice["WIDTH"], choice["SPLIT"]
-    out = width // 2 if gated else width
+    out, rings = width // 2 if gated else width, shared_bytes(choice) - 1024
     if (
         inner % 8
         or columns % 8
-        or out % (8 * choice["DOWN"])
-        or groups * 8 % choice["ACROSS"]
+        or out % 8
+        or choice.stages < 2 * depth
+        or width // 2 + 34 > REGISTERS[groups * depth - 1]
         or not compile.available()
     ):
         return False
-    if width // 2 + 34 > REGISTERS[groups * depth - 1] or choice["OUT"] not in (0, out) or choice.stages < 2 * depth:
-        return False
-    if not choice["OUT"] and groups * 64 * _pitch(out) > shared_bytes(choice) - 1024:
-        return False
-    if depth > 1 and (choice["OUT"] or (depth - 1) * groups * 256 * width > shared_bytes(choice) - 1024):
-        return False
+    if max(groups * 64 * (out * 2 + 16), (depth - 1) * groups * 256 * width) > rings:
+        return False  # the result, or the sums of the other groups, pass through the rings' memory
     steps = ceil(inner / STEP)
-    if (split - 1) * ceil(steps / split) >= steps:
+    if (split - 1) * ceil(steps / split) >= steps or rows <= (groups - 1) * 64:
         return False
-    if choice["DOWN"] > ceil(rows / (groups * 64)) or rows <= (groups - 1) * 64:
-        return False
-    return (tiles(choice, rows, columns, gated) > device.multiprocessors) == (choice["OUT"] > 0)
+    return programs(choice, rows, columns, gated) <= device.multiprocessors
 
 
-def tiles(choice: Launch, rows: int, columns: int, gated: bool) -> int:
-    """Tiles of all shares, and so programs where each makes one."""
+def programs(choice: Launch, rows: int, columns: int, gated: bool) -> int:
+    """Tiles of all shares."""
     row_tiles, column_tiles = grid(choice, rows, columns, gated)
-    return row_tiles * column_tiles * choice["SPLIT"] * choice["DOWN"] * choice["ACROSS"]
+    return row_tiles * column_tiles * choice["SPLIT"]
 
 
 def grid(choice: Launch, rows: int, columns: int, gated: bool) -> tuple[int, int]:
-    """Clusters along rows and columns."""
+    """Tiles along rows and columns."""
     out = choice["WIDTH"] // 2 if gated else choice["WIDTH"]
-    return ceil(rows / (groups_of(choice) * 64 * choice["DOWN"])), ceil(columns / (out * choice["ACROSS"]))
+    return ceil(rows / (groups_of(choice) * 64)), ceil(columns / out)
 
 
 def product(
@@ -135,34 +105,29 @@ def product(
     """x [T, K], weight [N, K] -> shares [SPLIT, T, N]; gated: activation(gate) * up, [SPLIT, T, N / 2]."""
     x, weight = _aligned(x), _aligned(weight)
     (rows, inner), columns = x.shape, weight.shape[0] // 2 if gated else weight.shape[0]
-    split, width, across, down = (choice[size] for size in ("SPLIT", "WIDTH", "ACROSS", "DOWN"))
-    out = torch.empty((split, rows, columns), dtype=x.dtype, device=x.device)
+    out = torch.empty((choice["SPLIT"], rows, columns), dtype=x.dtype, device=x.device)
     row_tiles, column_tiles = grid(choice, rows, columns, gated)
-    steps, groups, cluster = ceil(inner / STEP), groups_of(choice), down * across
-    count = clusters = row_tiles * column_tiles * split
-    if choice["OUT"]:
-        clusters = min(count, launch.limits(x.device).multiprocessors // cluster)
-    dependent = launch.dependent()
+    steps, dependent = ceil(inner / STEP), launch.dependent()
     arguments = RingsArgs(
-        x=_tensor_map(x, groups * 64 // across), w=_tensor_map(weight, width // (2 if gated else 1) // down),
-        bias=None if bias is None else bias.data_ptr(), out=out.data_ptr(), rows=rows, columns=columns, steps=steps,
-        share_steps=ceil(steps / split), row_tiles=row_tiles, column_tiles=column_tiles, tiles=count,
-        dependent=dependent,
+        x=_tensor_map(x, groups_of(choice) * 64), w=_tensor_map(weight, choice["WIDTH"] // (2 if gated else 1)),
+        bias=None if bias is None else bias.data_ptr(), out=out.data_ptr(),
+        rows=rows, columns=columns, steps=steps, share_steps=ceil(steps / choice["SPLIT"]), row_tiles=row_tiles,
+        column_tiles=column_tiles, dependent=dependent,
     )  # fmt: skip
     size = shared_bytes(choice)
     with torch.cuda.device(x.device):
         fixed = compile.fixed(defines(choice, bias is not None, activation, gated))
-        function = compile.kernel(SOURCE, fixed, "sm_90a", size, torch.cuda.current_device(), multiply(width))
-        compile.launch(function, clusters * cluster, choice.warps * 32, size, cluster, dependent, arguments)
+        function = compile.kernel(SOURCE, fixed, "sm_90a", size, torch.cuda.current_device(), multiply(choice["WIDTH"]))
+        count = programs(choice, rows, columns, gated)
+        compile.launch(function, count, choice.warps * 32, size, 1, dependent, arguments)
     return out
 
 
 def defines(choice: Launch, biased: bool, activation: Activation | None, gated: bool) -> dict[str, int]:
     """What source/rings.cu is compiled with for a choice."""
-    names = ("WIDTH", "DOWN", "ACROSS", "DEPTH", "W_STAGES")
     return {
-        **{name: choice[name] for name in names}, "GROUPS": groups_of(choice), "X_STAGES": choice.stages,
-        "LOOP": int(choice["OUT"] > 0), "BIAS": int(biased), "GLU": int(gated), "ACTIVATION": KINDS[activation],
+        "GROUPS": groups_of(choice), "WIDTH": choice["WIDTH"], "DEPTH": choice["DEPTH"], "STAGES": choice.stages,
+        "BIAS": int(biased), "GLU": int(gated), "ACTIVATION": KINDS[activation],
     }  # fmt: skip
 
 

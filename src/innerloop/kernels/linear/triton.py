@@ -92,7 +92,7 @@ def _fills_once(choice: Launch, shape: Shape, limits: Limits) -> bool:
 
 def _programs(choice: Launch, shape: Shape) -> int:
     if rings.is_rings(choice):
-        return rings.tiles(choice, shape[0], shape[1], gated=False)
+        return rings.programs(choice, shape[0], shape[1], gated=False)
     tiles: int = triton.cdiv(shape[0], choice["BLOCK_M"]) * triton.cdiv(shape[1], choice["BLOCK_N"])
     return tiles * choice["SPLIT"]
 
@@ -108,9 +108,7 @@ EIGHTHS = _tile(4, 4, 64, 64, 8, inner=128)
 # behind, for `innerloop tune`.
 MANY_ROWS = [rings.tile(*sizes) for sizes in ((1, 144), (1, 96), (1, 128), (2, 112), (2, 128), (2, 136))]
 DEEP = [rings.tile(3, 80, split=4), rings.tile(3, 96, split=4)]
-SHALLOWER = [
-    rings.tile(*sizes) for sizes in ((1, 128, 1, 1, 2), (1, 120, 1, 1, 2), (1, 128, 1, 1, 4), (2, 144, 1, 1, 4))
-]
+SHALLOWER = [rings.tile(*sizes) for sizes in ((1, 128, 2), (1, 120, 2), (1, 128, 4), (2, 144, 4))]
 WIDE_TILE = rings.tile(1, 48, depth=2)
 CHAIN = [WIDE_TILE, rings.tile(1, 24, depth=4)]
 CHAIN_SHARES = [rings.tile(1, 48, split=split, depth=2) for split in (6, 3)]

@@ -119,10 +119,6 @@ DEVICE void cluster_arrive() {
   if (++cluster_.there == width_ * int(programs_.size())) cluster_.there = 0, ++cluster_.turn;
 }
 DEVICE void cluster_wait() { while (cluster_.turn == me().seen) pause_(); }
-DEVICE void cluster_sync(bool cluster) {
-  if (cluster) cluster_arrive(), cluster_wait();
-  else __syncthreads();
-}
 static bool ended(u32 program) {
   return std::all_of(threads_.begin(), threads_.end(), [=](const Thread& t) { return t.program != int(program) || t.done; });
 }
@@ -149,7 +145,7 @@ static void landed(u32 at, u32 bytes) { Barrier& b = barrier_(at); b.bytes -= by
 DEVICE void barrier_init(u32 at, u32 count) { barriers_[at] = {int(count), int(count), 0, 0}; }
 DEVICE void barrier_init_fence() {}
 DEVICE void barrier_expect(u32 at, u32 bytes) { Barrier& b = barrier_(at); b.bytes += bytes, --b.pending; turned(b); }
-DEVICE void tell(u32 at, u32 rank, bool) { Barrier& b = barrier_(peer_address(at, rank)); --b.pending; turned(b); }
+DEVICE void tell(u32 at) { Barrier& b = barrier_(at); --b.pending; turned(b); }
 DEVICE void barrier_wait(u32 at, u32 parity) { while (barrier_(at).phase == parity) pause_(); }
 
 // ---- copies ------------------------------------------------------------------------------------------------------------
@@ -179,22 +175,18 @@ DEVICE void copies_wait() {}
 struct alignas(64) TensorMap { const bf16* data; int64_t rows, columns, box_rows; u8 unused[96]; };
 DEVICE void fetch_map(const TensorMap*) {}
 static u32 swizzled(u32 at) { return at ^ (((at >> 7) & 7) << 4); }
-DEVICE void box(u32 to, const TensorMap* map, int column, int row, u32 bar, u64, u32 mates, bool many) {
+DEVICE void box(u32 to, const TensorMap* map, int column, int row, u32 bar, u64) {
   const TensorMap m = *map;
   aligned(to, 128);
-  for (u32 rank = 0; rank < programs_.size(); ++rank) {
-    if (many ? !(mates >> rank & 1) : rank != u32(me().program)) continue;
-    const u32 at = to % PROGRAM, told = peer_address(bar, rank);
-    flying_.push_back([=] {
-      for (int r = 0; r < m.box_rows; ++r)
-        for (int c = 0; c < 64; ++c) {
-          const bool inside = row + r < m.rows && column + c < m.columns;
-          const bf16 v = inside ? m.data[(row + r) * m.columns + column + c] : 0;
-          memcpy(memory_ + u64(rank) * PROGRAM + swizzled(at + r * 128 + c * 2), &v, 2);
-        }
-      landed(told, u32(m.box_rows * 128));
-    });
-  }
+  flying_.push_back([=] {
+    for (int r = 0; r < m.box_rows; ++r)
+      for (int c = 0; c < 64; ++c) {
+        const bool inside = row + r < m.rows && column + c < m.columns;
+        const bf16 v = inside ? m.data[(row + r) * m.columns + column + c] : 0;
+        memcpy(memory_ + swizzled(to + r * 128 + c * 2), &v, 2);
+      }
+    landed(bar, u32(m.box_rows * 128));
+  });
 }
 template <class V> static void send(u32 at, V v, u32 bar) {
   aligned(at, sizeof(V));
