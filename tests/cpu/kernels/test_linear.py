@@ -74,7 +74,7 @@ def test_a_split_fills_a_device_at_most_once() -> None:
         for choice in launch.candidates(kernel.DEFERRED, shape, H200):
             split = choice["SPLIT"]
             if rings.is_rings(choice):
-                assert rings.tiles(choice, shape[0], shape[1], gated=False) <= 132
+                assert rings.programs(choice, shape[0], shape[1], gated=False) <= 132
                 continue
             assert split == 1 or shape[2] >= 1024 * split
             if not choice.warps:
