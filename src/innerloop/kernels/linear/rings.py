@@ -32,9 +32,9 @@ class RingsArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("bias", "out")),
         *(
             (name, ctypes.c_int)
-            for name in ("rows", "columns", "steps", "share_steps", "row_tiles", "column_tiles", "dependent")
+            for name in ("rows", "columns", "steps", "share_steps", "row_tiles", "column_tiles", "x_bytes", "dependent")
         ),
-        ("unused", ctypes.c_int * 5),
+        ("unused", ctypes.c_int * 4),
     )
 
 
@@ -93,6 +93,11 @@ def programs(choice: Launch, rows: int, columns: int, gated: bool) -> int:
     return row_tiles * column_tiles * choice["SPLIT"]
 
 
+def _box_rows(rows: int, groups: int) -> int:
+    """Rows of x that a step loads: a tile's, or as many eights as there are; what is not loaded makes no row of the result."""
+    return min(groups * 64, ceil(rows / 8) * 8)
+
+
 def grid(choice: Launch, rows: int, columns: int, gated: bool) -> tuple[int, int]:
     """Tiles along rows and columns."""
     out = choice["WIDTH"] // 2 if gated else choice["WIDTH"]
@@ -107,12 +112,12 @@ def product(
     (rows, inner), columns = x.shape, weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty((choice["SPLIT"], rows, columns), dtype=x.dtype, device=x.device)
     row_tiles, column_tiles = grid(choice, rows, columns, gated)
-    steps, dependent = ceil(inner / STEP), launch.dependent()
+    steps, dependent, box = ceil(inner / STEP), launch.dependent(), _box_rows(rows, groups_of(choice))
     arguments = RingsArgs(
-        x=_tensor_map(x, groups_of(choice) * 64), w=_tensor_map(weight, choice["WIDTH"] // (2 if gated else 1)),
+        x=_tensor_map(x, box), w=_tensor_map(weight, choice["WIDTH"] // (2 if gated else 1)),
         bias=None if bias is None else bias.data_ptr(), out=out.data_ptr(),
         rows=rows, columns=columns, steps=steps, share_steps=ceil(steps / choice["SPLIT"]), row_tiles=row_tiles,
-        column_tiles=column_tiles, dependent=dependent,
+        column_tiles=column_tiles, x_bytes=box * STEP * 2, dependent=dependent,
     )  # fmt: skip
     size = shared_bytes(choice)
     with torch.cuda.device(x.device):

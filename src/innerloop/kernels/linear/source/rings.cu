@@ -35,6 +35,7 @@ struct Args {
   int share_steps;  // of one share
   int row_tiles;
   int column_tiles;
+  int x_bytes;  // of a step of rows: fewer rows than a place holds, where there are fewer
   int dependent;
 };
 
@@ -93,7 +94,7 @@ DEVICE void load_rows(const Args& p, const Tile& tile, u32 ring, u32 full, u32 e
   for (int s = 0; s < tile.steps; ++s, at.next()) {
     const u32 bar = full + at.slot * 8;
     barrier_wait(empty + at.slot * 8, at.turn ^ 1);
-    barrier_expect(bar, X_BYTES);
+    barrier_expect(bar, p.x_bytes);
     box(ring + at.slot * X_BYTES, &p.x, (tile.first + s) * 64, tile.row, bar, often);
   }
 }
