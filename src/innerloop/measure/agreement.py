@@ -1,7 +1,7 @@
 """How alike two chunks of normalised actions are, and when a figure may not be quoted."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -37,15 +37,18 @@ LOOSEST = Limit(cosine=0.99, max_abs=0.25)  # four bits
 
 @dataclass(frozen=True)
 class Agreement:
-    """Worst cosine and worst absolute difference over several chunks, and the largest action of the other side."""
+    """Worst cosine and worst absolute difference over several chunks, the largest action of the other side, and the cosine
+    of all chunks as one vector.
+    """
 
     cosine: float
     max_abs: float
     largest: float
+    global_cosine: float
 
     def flat(self) -> dict[str, float]:
         """For records."""
-        return {"cosine": self.cosine, "max_abs": self.max_abs, "largest": self.largest}
+        return asdict(self)
 
 
 def compare(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Agreement:
@@ -53,20 +56,28 @@ def compare(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> Agreeme
 
     Raises FigureRefused on different horizons or NaN.
     """
-    cosines, differences = [], []
+    pairs = []
     for one, other in zip(ours, theirs, strict=True):
         width = min(one.shape[-1], other.shape[-1])
         a, b = one[..., :width], other[..., :width]
         if a.shape != b.shape:
             raise FigureRefused(f"chunks of shapes {a.shape} and {b.shape} cannot be compared; compare like with like")
-        left, right = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-        length = float(np.linalg.norm(left) * np.linalg.norm(right))
-        cosines.append(float(left @ right) / length if length else float(np.array_equal(left, right)))
-        differences.append(float(np.abs(left - right).max()))
-    worst = Agreement(min(cosines), max(differences), max(float(np.abs(chunk).max()) for chunk in theirs))
-    if not np.isfinite([worst.cosine, worst.max_abs]).all():
+        pairs.append((a.astype(np.float64).ravel(), b.astype(np.float64).ravel()))
+    found = Agreement(
+        cosine=min(cosine_of(*pair) for pair in pairs),
+        max_abs=max(float(np.abs(left - right).max()) for left, right in pairs),
+        largest=max(float(np.abs(chunk).max()) for chunk in theirs),
+        global_cosine=cosine_of(*(np.concatenate(side) for side in zip(*pairs, strict=True))),
+    )
+    if not np.isfinite([found.cosine, found.max_abs]).all():
         raise FigureRefused("a chunk holds NaN or infinity; run parity to find the stage it comes from")
-    return worst
+    return found
+
+
+def cosine_of(left: np.ndarray, right: np.ndarray) -> float:
+    """Of two arrays as vectors; where one is zero, whether both are."""
+    length = float(np.linalg.norm(left)) * float(np.linalg.norm(right))
+    return float(np.vdot(left, right)) / length if length else float(np.array_equal(left, right))
 
 
 def require(name: str, found: Agreement, limit: Limit) -> None:

@@ -79,7 +79,7 @@ def _rungs(measured: Sequence[_Measured], precision: str) -> list[Rung]:
     whole = measured[0].times.p50 - measured[-1].times.p50
     rungs = []
     for place, one in enumerate(measured):
-        found = Agreement(1.0, 0.0, 0.0) if place == 0 else compare(one.chunks, measured[0].chunks)
+        found = Agreement(1.0, 0.0, 0.0, 1.0) if place == 0 else compare(one.chunks, measured[0].chunks)
         require(measured[0].name, found, BY_PRECISION.get(precision, LOOSEST))
         saved = measured[place - 1].times.p50 - one.times.p50 if place else 0.0
         rungs.append(

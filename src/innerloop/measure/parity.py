@@ -13,6 +13,7 @@ from innerloop.contract import InnerloopError
 from innerloop.engine import LoadedPolicy
 from innerloop.kernels import use_kernels
 from innerloop.kernels.image import frames_to_patches
+from innerloop.measure.agreement import cosine_of
 from innerloop.policies.interface import Prepared
 from innerloop.runtime.arena import Arena
 from innerloop.runtime.interpret import Interpreter
@@ -155,7 +156,7 @@ def compare_stage(name: str, ours: np.ndarray, official: np.ndarray, precision: 
     largest = float(difference[worst])
     magnitude = float(np.abs(b).max())
     allowed = limit.max_abs * (max(1.0, magnitude) if limit.relative else 1.0)
-    cosine = _cosine(a, b)
+    cosine = cosine_of(a, b)
     return StageParity(
         stage=name,
         equal=largest <= allowed and (exact or cosine >= limit.cosine),
@@ -301,13 +302,6 @@ def _pictures(policy: LoadedPolicy, interpreter: Interpreter) -> np.ndarray:
     patches = frames_to_patches(tensors["frames"], tensors["frame_sizes"], sizes.image_size, patch, torch.float32)
     tiles = patches[0].reshape(-1, side, side, 3, patch, patch)
     return _numpy(tiles.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, side * patch, side * patch))
-
-
-def _cosine(a: np.ndarray, b: np.ndarray) -> float:
-    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
-    if norms == 0.0:
-        return 1.0 if np.array_equal(a, b) else 0.0
-    return float(np.vdot(a, b)) / norms
 
 
 def _numpy(value: torch.Tensor) -> np.ndarray:

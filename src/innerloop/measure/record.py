@@ -61,7 +61,8 @@ class LatencyRecord(PolicyRecord):
 
     kernels: what really ran. memory_bytes: on the device, planned. quantiles_ms: percent -> milliseconds.
     unattributed_ms: p50 of the call minus the sum of the stages' p50.
-    agreement: name -> cosine, max_abs of normalised actions. against: name -> p50 of another implementation.
+    agreement: name -> cosine and max_abs of the worst of 20 decisions' normalised actions, the largest action, global_cosine
+    of all of them. against: name -> p50 of another implementation.
     """
 
     kernels: str

@@ -71,7 +71,7 @@ def latency_table(records: Sequence[LatencyRecord]) -> str:
     names = list(dict.fromkeys(name for record in records for name in record.against))
     head = ["policy", "device", "precision", "kernels", "cameras", "prompt", "chunk", "steps", "batch"]
     head += ["p50 ms", "p95", "p99", "max", "launches", "host", "GB"]
-    head += [cell for name in names for cell in (f"{name} ms", "times", "worst cosine", "max abs")]
+    head += [cell for name in names for cell in (f"{name} ms", "times", "cosine", "worst cosine", "max abs")]
     rows = []
     for r in records:
         row = [
@@ -243,9 +243,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _against(record: LatencyRecord, name: str) -> list[str]:
     if name not in record.against:
-        return [""] * 4
-    ms, found = record.against[name], record.agreement.get(name)
-    alike = [f"{found['cosine']:.6f}", f"{found['max_abs']:.1e}"] if found else ["", ""]
+        return [""] * 5
+    ms, found = record.against[name], record.agreement.get(name, {})
+    figures = (("global_cosine", ".6f"), ("cosine", ".6f"), ("max_abs", ".1e"))  # older records lack the first
+    alike = [f"{found[figure]:{form}}" if figure in found else "" for figure, form in figures]
     return [f"{ms:.1f}", f"{ms / record.p50_ms:.1f}x", *alike]
 
 

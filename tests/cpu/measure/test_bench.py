@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from toy_policy import ToySubject
 
-from innerloop.measure.agreement import FigureRefused
+from innerloop.measure.agreement import FigureRefused, compare
 from innerloop.measure.bench import Run, bench
 from innerloop.measure.clock import SEVEN, Prepared, Profiled, Workload, clock_stages
 from innerloop.measure.record import LatencyRecord, parse
@@ -69,6 +69,14 @@ def test_the_record_is_valid_and_names_what_it_was_compared_with(record: Latency
     assert record.agreement["official"]["max_abs"] == 0
     assert record.against["official"] > 0
     assert (record.weights, record.views, record.frames) == ("random", 2, "32x32 raw")
+
+
+def test_agreement_is_of_the_worst_chunk_and_of_all_together() -> None:
+    ours, theirs = [np.array([[3.0, 4.0]]), np.array([[0.0, 1.0]])], [np.array([[3.0, 4.0]]), np.array([[1.0, 0.0]])]
+    found = compare(ours, theirs)
+    assert (found.cosine, found.max_abs, found.largest) == (0.0, 1.0, 4.0)
+    assert found.global_cosine == pytest.approx(25 / 26)
+    assert found.flat()["global_cosine"] == found.global_cosine
 
 
 def test_no_figure_when_the_captured_plan_differs_from_the_interpreter(workload: Workload) -> None:
