@@ -35,13 +35,20 @@ with emulated(altered=("row + r < p.rows && ", "")):
 """
 
 
+def _library(name: str) -> str:
+    """Where g++ keeps a library."""
+    found = subprocess.run([str(COMPILER), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    if not Path(found.stdout.strip()).is_absolute():
+        pytest.skip(f"needs g++'s {name}")
+    return found.stdout.strip()
+
+
 def _sanitized(*command: str) -> "subprocess.CompletedProcess[str]":
-    found = subprocess.run([str(COMPILER), "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    library = Path(found.stdout.strip())
-    if not library.is_absolute():
-        pytest.skip("needs g++'s AddressSanitizer (libasan)")
+    # It looks for the C++ library's functions when it begins: that has to be there too.
+    libraries = [_library(name) for name in ("libasan.so", "libstdc++.so")]
     environment = {
-        **os.environ, "LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+        **os.environ, "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
     }  # fmt: skip
     return subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
