@@ -9,6 +9,7 @@ import urllib.request
 import numpy as np
 import pytest
 import websockets.sync.client
+import websockets.sync.server
 from serving_fakes import HORIZON, FakePolicy, Running, expected, observation
 
 from innerloop.client.packing import pack, unpack
@@ -166,8 +167,8 @@ def test_two_seconds_of_inference_block_nobody_else(connect):
             other._ws.ping().wait(1)
             pings.append(time.perf_counter() - started)
         assert not answers  # all of that happened during the call
-        assert max(greetings) < 0.05
-        assert max(pings) < 0.1
+        assert max(greetings) < 0.5  # behind the call the first would take more than a second
+        assert max(pings) < 0.5
         thread.join(5)
         np.testing.assert_array_equal(answers[0]["actions"], expected(observation(1)))
 
@@ -192,7 +193,10 @@ def test_health_and_truth_are_plain_http():
 
 @pytest.mark.parametrize(("size", "limit"), [(224, 1.0), (470, 5.0)])
 def test_round_trip_overhead_on_loopback(size, limit):
-    """Two 224 x 224 frames in 1 ms, 1.3 MB in 5 ms: the median of one of several runs, as other work may hold one up."""
+    """Two 224 x 224 frames in 1 ms, 1.3 MB in 5 ms: the median of one of several runs, as other work may hold one up.
+
+    Where a bare echo of as many bytes takes longer than usual, two and a half times as long as that.
+    """
 
     class Instant(FakePolicy):
         def infer(self, *_, **__):
@@ -212,11 +216,33 @@ def test_round_trip_overhead_on_loopback(size, limit):
                 times.append((time.perf_counter() - started) * 1000)
             return float(np.median(times))
 
+        allowed = max(limit, 2.5 * _echo_ms(2 * size * size * 3))
         medians = [median()]  # of a run that warms up
-        while medians[-1] >= limit and len(medians) < 40:
+        while medians[-1] >= allowed and len(medians) < 40:
             medians.append(median())
         client._ws.close()
-    assert medians[-1] < limit, medians
+    assert medians[-1] < allowed, medians
+
+
+def _echo_ms(size):
+    """Median of a message of so many bytes to a bare server on loopback and a short answer."""
+
+    def answer(socket):
+        for _ in socket:
+            socket.send(b"answer" * 500)
+
+    times = []
+    with websockets.sync.server.serve(answer, "127.0.0.1", 0, compression=None, max_size=None) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"ws://127.0.0.1:{server.socket.getsockname()[1]}"
+        with websockets.sync.client.connect(place, compression=None, max_size=None) as socket:
+            for _ in range(60):
+                started = time.perf_counter()
+                socket.send(b"x" * size)
+                socket.recv()
+                times.append((time.perf_counter() - started) * 1000)
+        server.shutdown()
+    return float(np.median(times))
 
 
 def test_sixteen_clients_wait_through_a_warm_up(connect):
