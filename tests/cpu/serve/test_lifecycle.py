@@ -184,21 +184,24 @@ def test_a_draining_server_refuses_new_work_and_finishes_the_old():
 
 
 def test_the_first_call_is_as_fast_as_the_next():
-    """Everything slow happens before the server says it is ready."""
+    """Everything slow happens before the server says it is ready. One of several servers, as other work may hold one up."""
 
     def load():
         time.sleep(0.3)
         return FakePolicy(delay=0.002)
 
-    with Running(load) as server:
-        server.ready()
-        with RemotePolicy(server.url) as policy:
-            times = []
-            for number in range(50):
-                started = time.perf_counter()
-                policy.infer(observation(number))
-                times.append(time.perf_counter() - started)
-    assert times[0] < 3 * np.median(times[1:]) + 0.1  # loading alone takes three times that
+    def is_as_fast():
+        with Running(load) as server:
+            server.ready()
+            with RemotePolicy(server.url) as policy:
+                times = []
+                for number in range(50):
+                    started = time.perf_counter()
+                    policy.infer(observation(number))
+                    times.append(time.perf_counter() - started)
+        return times[0] < 3 * np.median(times[1:]) + 0.01
+
+    assert any(is_as_fast() for _ in range(5))
 
 
 def test_a_real_checkpoint_is_served_bit_for_bit():

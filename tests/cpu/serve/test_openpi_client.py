@@ -151,24 +151,32 @@ def test_the_cause_of_a_crash_stays_on_the_server(connect):
         assert "a bug in the model" not in str(caught.value)
 
 
+def _greeting(connect, server):
+    """A new client, and how many seconds it took to be greeted."""
+    started = time.perf_counter()
+    client = connect(server)
+    return client, time.perf_counter() - started
+
+
 def test_two_seconds_of_inference_block_nobody_else(connect):
     with Running(FakePolicy(delay=2.0, check=False)) as server:
         server.ready()
+        time.sleep(0.3)  # as below: some machines take longest for what follows a pause
+        idle = [_greeting(connect, server)[1] for _ in range(5)]
         busy, answers = connect(server), []
         thread = threading.Thread(target=lambda: answers.append(busy.infer(flat(observation(1)))))
         thread.start()
         time.sleep(0.3)
         greetings, pings = [], []
         for _ in range(5):
-            started = time.perf_counter()
-            other = connect(server)
-            greetings.append(time.perf_counter() - started)
+            other, seconds = _greeting(connect, server)
+            greetings.append(seconds)
             started = time.perf_counter()
             other._ws.ping().wait(1)
             pings.append(time.perf_counter() - started)
         assert not answers  # all of that happened during the call
-        assert max(greetings) < 0.5  # behind the call the first would take more than a second
-        assert max(pings) < 0.5
+        assert max(greetings) < max(0.05, 2 * max(idle))
+        assert max(pings) < 0.1
         thread.join(5)
         np.testing.assert_array_equal(answers[0]["actions"], expected(observation(1)))
 
