@@ -64,8 +64,8 @@ class DiTSizes:
         return self.depth + (self.output > 0)
 
     def memory_shape(self, batch: int, keys: int) -> tuple[int, ...]:
-        """[cross blocks, B, keys, 2 (K and V), heads, head_dim]."""
-        return (len(self.cross_blocks), batch, keys, 2, self.heads, self.head_dim)
+        """[B, keys, cross blocks, 2 (K and V), heads, head_dim]: as one product over a shared context has it."""
+        return (batch, keys, len(self.cross_blocks), 2, self.heads, self.head_dim)
 
 
 class DiTBlock(nn.Module):
@@ -140,20 +140,19 @@ class DiT(Packable):
         return torch.stack([1.0 + scale, shift], dim=2)
 
     def remember(self, contexts: torch.Tensor, memory: torch.Tensor) -> None:
-        """contexts [B, S, C] for all cross blocks, or [cross blocks, B, S, C] -> memory, rows [0, S) of every block."""
-        s, crosses = self.sizes, len(self.sizes.cross_blocks)
+        """contexts [B, S, C] for all cross blocks, or [cross blocks, B, S, C] -> memory, its rows [0, S)."""
         batch, tokens, _ = contexts.shape[-3:]
+        held = memory[:, :tokens].flatten(3)  # [B, S, cross blocks, 2 D]
         if contexts.dim() == 3:
-            product = linear.linear(contexts, self.kv_weight, self.kv_bias)
-            per_block = product.view(batch, tokens, crosses, 2, s.heads, s.head_dim).permute(2, 0, 1, 3, 4, 5)
-            memory[:, :, :tokens].copy_(per_block)
+            linear.into(contexts, self.kv_weight, self.kv_bias, held.view(batch, tokens, -1))
             return
-        rows = contexts.view(crosses, batch * tokens, -1)
-        if batch == 1:  # one robot's rows lie in memory as the product has them
-            linear.batched(rows, self.kv_weight, self.kv_bias, memory[:, 0, :tokens].view(crosses, tokens, -1))
+        crosses = len(contexts)
+        rows, by_block = contexts.view(crosses, batch * tokens, -1), held.permute(2, 0, 1, 3)
+        if batch == 1:
+            linear.batched(rows, self.kv_weight, self.kv_bias, by_block[:, 0])
             return
         product = linear.batched(rows, self.kv_weight, self.kv_bias)
-        memory[:, :, :tokens].copy_(product.view(crosses, batch, tokens, 2, s.heads, s.head_dim))
+        by_block.copy_(product.view(crosses, batch, tokens, -1))
 
     def forward(
         self,
@@ -173,7 +172,7 @@ class DiT(Packable):
         cross, last = 0, self.sizes.depth - 1
         with launch.dependent_launch(linear.chains(x)):
             for i, block in enumerate(self.blocks):
-                own, mask = (memory[cross], masks[cross]) if block.crosses else (None, None)
+                own, mask = (memory[:, :, cross], masks[cross]) if block.crosses else (None, None)
                 cross += block.crosses
                 delta, left = block.attend(normed, own, mask)
                 x, normed = norm.add_layer_norm(x, delta, None, None, EPS, left)
@@ -191,7 +190,7 @@ class DiT(Packable):
         """`forward` over packed products: norms, biases and residuals inside them."""
         cross = 0
         for i, block in enumerate(self.blocks):
-            own, mask = (memory[cross], masks[cross]) if block.crosses else (None, None)
+            own, mask = (memory[:, :, cross], masks[cross]) if block.crosses else (None, None)
             cross += block.crosses
             query = (x, table[i, 0], table[i, 1], EPS, block.q_weight, block.q_bias)
             if own is None:

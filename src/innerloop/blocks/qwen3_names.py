@@ -14,7 +14,7 @@ VISION = {
     "up_": "mlp.linear_fc1.",
     "down_": "mlp.linear_fc2.",
 }
-MERGER = {"norm_": "norm.", "up_": "linear_fc1.", "down_": "linear_fc2."}
+PRODUCTS = {"up_": "linear_fc1.", "down_": "linear_fc2."}  # of a merger
 
 
 def language(sizes: Qwen3Sizes, theirs: str, ours: str) -> Names:
@@ -47,9 +47,10 @@ def vision(sizes: Qwen3VisionSizes, theirs: str, ours: str) -> Names:
     """Names of blocks.qwen3_vision.Qwen3Vision: `theirs` ends before `patch_embed`."""
     names: Names = {f"{ours}position": (f"{theirs}pos_embed.weight",)}
     names |= affine.names({"patch_": "patch_embed.proj."}, theirs, ours)
-    names |= affine.names(MERGER, f"{theirs}merger.", f"{ours}merger.")
-    for i in range(len(sizes.deepstack)):
-        names |= affine.names(MERGER, f"{theirs}deepstack_merger_list.{i}.", f"{ours}deepstack.{i}.")
+    features = [f"deepstack_merger_list.{sizes.deepstack.index(layer)}." for layer in sorted(sizes.deepstack)]
+    merged = {"norm_": ("merger.norm.",), "feature_norm_": tuple(f"{at}norm." for at in features)}
+    merged |= {mine: tuple(f"{at}{layer}" for at in ("merger.", *features)) for mine, layer in PRODUCTS.items()}
+    names |= affine.names({part: found for part, found in merged.items() if found}, theirs, f"{ours}mergers.")
     for i in range(sizes.layers):
         names |= affine.names(VISION, f"{theirs}blocks.{i}.", f"{ours}layers.{i}.")
     return names

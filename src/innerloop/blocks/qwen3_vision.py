@@ -1,14 +1,17 @@
 """The vision tower of Qwen3-VL: any grid of patches up to a capacity, 2-D rotary positions, merger and DeepStack."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from innerloop.blocks.affine import affine
 from innerloop.blocks.siglip import EPS, Shares, SiglipLayer
 from innerloop.blocks.sizes import VisionSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import attention, linear, norm
+from innerloop.kernels import activation, attention, launch, linear, norm
+from innerloop.kernels.select import fused
 
 ROPE_THETA = 10000.0  # transformers Qwen3VLVisionRotaryEmbedding
 
@@ -48,28 +51,36 @@ class Qwen3VisionLayer(SiglipLayer):
         return linear.deferred(mixed, self.out_weight, self.out_bias)
 
 
-class Merger(nn.Module):
-    """merge^2 neighbouring patches -> one token of the language model's width."""
+class Mergers(nn.Module):
+    """merge^2 neighbouring patches -> one token of the language model's width: of the last layer, and of each DeepStack layer.
 
-    def __init__(self, sizes: Qwen3VisionSizes, shuffled: bool) -> None:
+    The last layer's norm is over a patch, the others' are over what is merged. Their products are of one size, stacked,
+    and made together when the last layer is done: each alone has too few rows to be worth its kernels.
+    """
+
+    def __init__(self, sizes: Qwen3VisionSizes) -> None:
         super().__init__()
-        d = sizes.hidden_size * sizes.merge**2
-        self.shuffled, self.wide = shuffled, d
-        n = d if shuffled else sizes.hidden_size
-        self.norm_weight, self.norm_bias = nn.Parameter(torch.empty(n)), nn.Parameter(torch.empty(n))
-        self.up_weight, self.up_bias = nn.Parameter(torch.empty(d, d)), nn.Parameter(torch.empty(d))
-        self.down_weight, self.down_bias = nn.Parameter(torch.empty(sizes.out, d)), nn.Parameter(torch.empty(sizes.out))
+        d, features = sizes.hidden_size * sizes.merge**2, len(sizes.deepstack)
+        self.norm_weight, self.norm_bias = (nn.Parameter(torch.empty(sizes.hidden_size)) for _ in range(2))
+        if features:
+            self.feature_norm_weight, self.feature_norm_bias = (
+                nn.Parameter(torch.empty(features * d)) for _ in range(2)
+            )
+        self.up_weight, self.up_bias = affine((1 + features) * d, d)
+        self.down_weight, self.down_bias = affine((1 + features) * sizes.out, d)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [I, P, D] in merge order -> [I, P / merge^2, out]; `shuffled` norms over the merged width."""
-        merged = x.view(x.shape[0], -1, self.wide) if self.shuffled else x
-        return self.project(norm.layer_norm(merged, self.norm_weight, self.norm_bias, EPS))
-
-    def project(self, normed: torch.Tensor) -> torch.Tensor:
-        """What follows the norm."""
-        merged = normed.view(normed.shape[0], -1, self.wide)
-        hidden = linear.linear(merged, self.up_weight, self.up_bias, activation="gelu")
-        return linear.linear(hidden, self.down_weight, self.down_bias)
+    def forward(self, normed: torch.Tensor, features: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+        """normed [I, P, D] of the last layer and [I, P, D] of each DeepStack layer in turn, in merge order -> `out`
+        [1 + features, I * P / merge^2, out].
+        """
+        wide = self.up_weight.shape[1]
+        merged = normed.reshape(1, -1, wide)
+        if features:
+            weight, bias = self.feature_norm_weight.view(-1, wide), self.feature_norm_bias.view(-1, wide)
+            each = norm.layer_norms([x.reshape(-1, wide) for x in features], weight, bias, EPS)
+            merged = torch.cat([merged, each])
+        hidden = activation.gelu(linear.batched(merged, self.up_weight, self.up_bias), approximate=False)
+        return linear.batched(hidden, self.down_weight, self.down_bias, out)
 
 
 @dataclass(frozen=True)
@@ -93,8 +104,7 @@ class Qwen3Vision(nn.Module):
         self.patch_bias = nn.Parameter(torch.empty(d))
         self.position = nn.Parameter(torch.empty(sizes.tokens, d))
         self.layers = Stack([Qwen3VisionLayer(sizes) for _ in range(sizes.layers)])
-        self.merger = Merger(sizes, shuffled=False)
-        self.deepstack = Stack([Merger(sizes, shuffled=True) for _ in sizes.deepstack])
+        self.mergers = Mergers(sizes)
 
     def grid(self, grids: torch.Tensor, patches: int) -> Grid:
         """grids int32 [I, 2] (rows and columns of patches), for `patches` rows an image."""
@@ -129,26 +139,31 @@ class Qwen3Vision(nn.Module):
                 total = total + corner * (down * right)[..., None].to(corner.dtype)
         return total.to(self.position.dtype)
 
-    def forward(self, pixels: torch.Tensor, grid: Grid) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """pixels uint8 [I, P, 3 p^2] -> tokens [I, P / merge^2, out] and as many for each DeepStack layer."""
-        s, (images, patches, _) = self.sizes, pixels.shape
-        scaled = (pixels.float() / 127.5 - 1.0).to(self.patch_weight.dtype)  # Qwen3-VL: mean and deviation 0.5
-        planes = scaled.view(images, patches, -1, 3).transpose(2, 3)  # the weight's order: channel, frame, row, column
-        framed = planes[:, :, :, None].expand(-1, -1, -1, s.temporal, -1)
-        embedded = linear.linear(framed.reshape(images, patches, -1), self.patch_weight, self.patch_bias)
+    def forward(self, pixels: torch.Tensor, grid: Grid, out: torch.Tensor) -> None:
+        """pixels uint8 [I, P, 3 p^2] -> `out` [1 + DeepStack layers, I * P / merge^2, width]: the tokens, then what DeepStack adds."""
+        embedded = linear.linear(self._planes(pixels), self.patch_weight, self.patch_bias)
         layers, features = list(self.layers), []
         x = embedded + grid.position
         normed = norm.layer_norm(x, layers[0].norm1_weight, layers[0].norm1_bias, EPS)
         norms = [(layer.norm1_weight, layer.norm1_bias) for layer in layers[1:]]
-        norms.append((self.merger.norm_weight, self.merger.norm_bias))
-        for i, (layer, (weight, bias)) in enumerate(zip(layers, norms, strict=True)):
-            delta, left = layer.attend_rotated(normed, grid.cos, grid.sin, grid.valid)
-            x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, EPS, left)
-            delta, left = layer.mlp(normed)
-            x, normed = norm.add_layer_norm(x, delta, weight, bias, EPS, left)
-            if i in s.deepstack:
-                features.append(self.deepstack[s.deepstack.index(i)](x))
-        return self.merger.project(normed), features
+        norms.append((self.mergers.norm_weight, self.mergers.norm_bias))
+        with launch.dependent_launch(fused(x)):
+            for i, (layer, (weight, bias)) in enumerate(zip(layers, norms, strict=True)):
+                delta, left = layer.attend_rotated(normed, grid.cos, grid.sin, grid.valid)
+                x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, EPS, left)
+                delta, left = layer.mlp(normed)
+                x, normed = norm.add_layer_norm(x, delta, weight, bias, EPS, left)
+                if i in self.sizes.deepstack:
+                    features.append(x)
+        self.mergers(normed, features, out)
+
+    def _planes(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Pixels in [-1, 1] in the weight's order: channel, frame, row, column."""
+        images, patches, _ = pixels.shape
+        scaled = (pixels.float() / 127.5 - 1.0).to(self.patch_weight.dtype)  # Qwen3-VL: mean and deviation 0.5
+        planes = scaled.view(images, patches, -1, 3).transpose(2, 3)
+        framed = planes[:, :, :, None].expand(-1, -1, -1, self.sizes.temporal, -1)
+        return framed.reshape(images, patches, -1)
 
 
 def _between(place: torch.Tensor, count: torch.Tensor, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

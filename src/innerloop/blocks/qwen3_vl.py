@@ -184,10 +184,8 @@ def vision_stage(vision: Qwen3Vision) -> Stage:
     """Pixels -> visual tokens and DeepStack features, and after them a row of zeros."""
 
     def run(b: Tensors) -> None:
-        tokens, features = vision(b["pixels"], Grid(*(b[name] for name in GRID)))
+        vision(b["pixels"], Grid(*(b[name] for name in GRID)), b["visual"][:, :-1])
         b["visual"][:, -1].zero_()
-        for row, value in enumerate((tokens, *features)):
-            b["visual"][row, :-1].copy_(value.flatten(0, 1))
 
     return Stage("vision", run, ("pixels", *GRID), ("visual",))
 

@@ -171,3 +171,15 @@ def test_choices_out_of_a_chain() -> None:
         choice = launch.candidates(kernel.DEFERRED, (*shape, 2), H200)[0]
         assert (choice.warps, choice["SPLIT"]) == (warps, split), shape
         assert not launch.candidates(kernel.DEFERRED, (*shape, 4), H200)[0].warps
+
+
+@pytest.mark.parametrize(("kept", "inner"), [(19, 40), (24, 40), (19, 12)])
+def test_a_product_into_given_rows(kept: int, inner: int) -> None:
+    """Rows one after another, rows of several robots with room between, and an inner width the library cannot read."""
+    x, weight, bias = _operands(19, 48, inner, BF16)
+    x = torch.cat([x, x.flip(1)])
+    memory = torch.full((2, kept, 48), 7.0, dtype=BF16)
+    kernel.into(x, weight, bias, memory[:, :19])
+    assert (memory[:, 19:] == 7.0).all()
+    truth = reference.linear(x.float(), weight.float(), bias.float())
+    earned("rows", memory[:, :19], reference.linear(x, weight, bias), truth, SLACK[BF16])

@@ -13,6 +13,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
     return chosen(reference.linear, x)(x, weight, bias, activation)
 
 
+def into(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+    """`linear` without activation, in `out` [..., N]: a copy less where that is contiguous."""
+    chosen(reference.into, x)(x, weight, bias, out)
+
+
 def gated(x: Tensor, weight: Tensor, kind: Activation) -> Tensor:
     """x [..., K], weight [2 F, K], gate rows first -> activation(gate) * up [..., F]."""
     if unfused(x):

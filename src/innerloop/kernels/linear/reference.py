@@ -16,6 +16,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
     return y if activation is None else activate(y, activation)
 
 
+def into(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+    """The product, copied."""
+    out.copy_(linear(x, weight, bias))
+
+
 def gated(x: Tensor, weight: Tensor, kind: Activation) -> Tensor:
     """The product is rounded to x's dtype before the unit."""
     return glu(F.linear(x, weight), kind)

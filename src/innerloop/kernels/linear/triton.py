@@ -229,6 +229,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
     return activation_triton.activate(_whole(x, weight, bias), activation)
 
 
+def into(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> None:
+    """See kernels.linear. The library writes whole rows one after another."""
+    if out.is_contiguous() and weight.shape[1] * x.element_size() % 16 == 0:
+        torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t(), out=out.view(-1, weight.shape[0]))
+    else:
+        out.copy_(linear(x, weight, bias))
+
+
 def gated(x: Tensor, weight: Tensor, kind: Activation) -> Tensor:
     """See kernels.linear."""
     out = pairs.gated(x, weight, kind)
