@@ -55,7 +55,7 @@ def test_every_tile(rows: int, keys: int, ahead: int) -> None:
     before = _arguments(2, 37, 2, 24, torch.float32)
     mask = _masked(before[0], [*range(3, 9), *range(20, 36)], [*range(17)])
     choice = Launch.of(4, 1, BLOCK_M=rows, BLOCK_N=keys, AHEAD=ahead)
-    with launch.forced({("attention.rotary", (37, 24, 4)): choice}):
+    with launch.forced({("attention.rotary", (37, 4, 24, 4)): choice}):
         _agree(*before, mask, 0.2)
 
 

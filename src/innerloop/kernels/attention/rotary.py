@@ -24,7 +24,7 @@ def _half(dim: int) -> int:
 
 def _shared_bytes(choice: Launch, shape: Shape) -> int:
     """Query and rotated key tiles for the tensor cores, weights of a block; K, V and angles of each further stage."""
-    _, dim, element = shape
+    dim, element = shape[2:]
     wide = 2 * _half(dim)
     q, k = (choice[size] * wide * element for size in ("BLOCK_M", "BLOCK_N"))
     weights = choice["BLOCK_M"] * choice["BLOCK_N"] * 4
@@ -34,11 +34,13 @@ def _shared_bytes(choice: Launch, shape: Shape) -> int:
 def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     """Tiles of no more than twice the tokens; at most 128 registers a thread each for sums, scores and a rotation.
 
-    fp32 products are multiply-adds of whole tiles in registers: eight scores a thread, nothing pipelined.
+    Tiles of 64 rows only where they leave less than a quarter of the device idle. fp32 products are multiply-adds of whole tiles in registers: eight scores a thread, nothing pipelined.
     """
-    tokens, dim, element = shape
+    tokens, units, dim, element = shape
     block_m, block_n, threads = choice["BLOCK_M"], choice["BLOCK_N"], 32 * choice.warps
     if element == 4 and (choice.stages > 1 or choice["AHEAD"] or block_m * block_n > 8 * threads):
+        return False
+    if block_m == 64 and not limits.nearly_full(units * triton.cdiv(tokens, block_m)):
         return False
     fits = max(block_m * 2 * _half(dim), block_n * 4 * _half(dim), block_m * block_n) <= 128 * threads
     return fits and max(block_m, block_n) <= max(16, 2 * tokens)
@@ -162,7 +164,7 @@ def rotary_attention(
     qkv, cos, sin = (t if t.stride(-1) == 1 else t.contiguous() for t in (qkv, cos, sin))
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    choice = launch.choose(TABLE, (tokens, dim, qkv.element_size()), qkv.device)
+    choice = launch.choose(TABLE, (tokens, batch * heads, dim, qkv.element_size()), qkv.device)
     _rotary_attention[(triton.cdiv(tokens, choice["BLOCK_M"]), batch * heads)](
         qkv, cos, sin, key_valid, out, tokens, *qkv.stride()[:2], *cos.stride()[:2],
         0 if key_valid is None else key_valid.stride(0), scale * LOG2_E,

@@ -25,7 +25,7 @@ from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
 
 FEW_ROWS = 1024  # up to here row tiles alone do not fill a device, and keys are split,
-ENOUGH_HEADS, SHORT = 16, 256  # unless so many heads read so few keys: adding shares then costs more than it saves
+ENOUGH_HEADS, SHORT = 12, 256  # unless so many heads read so few keys: adding shares then costs more than it saves
 
 
 def _shared_bytes(choice: Launch, shape: Shape) -> int:

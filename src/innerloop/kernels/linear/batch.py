@@ -25,11 +25,17 @@ def _shared_bytes(choice: Launch, shape: Shape) -> int:
 
 
 def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
-    """Rows of 16-bit values that bulk copies can read; at most two programs a weight, none of which is mostly idle."""
-    _, rows, _, inner, element = shape
+    """Rows of 16-bit values that bulk copies can read; at most two programs a weight, which have less than 64 rows too many.
+
+    Tiles of 128 columns and more where they leave less than a quarter of the device idle.
+    """
+    layers, rows, columns, inner, element = shape
     if choice == LIBRARY:
         return True
-    return element == 2 and inner % 8 == 0 and rows <= 2 * _rows(choice) and _rows(choice) <= max(64, 2 * rows)
+    held, tiles = _rows(choice), triton.cdiv(rows, _rows(choice))
+    if choice["BLOCK_N"] >= 128 and not limits.nearly_full(layers * tiles * triton.cdiv(columns, choice["BLOCK_N"])):
+        return False
+    return element == 2 and inner % 8 == 0 and tiles <= 2 and tiles * held < rows + 64
 
 
 def _rows(choice: Launch) -> int:
@@ -49,6 +55,8 @@ TABLE = Table(
             _tile(4, 2, 128, 64, 128),
             _tile(16, 4, 128, 64, 256),
             _tile(4, 3, 128, 64, 64),
+            _tile(8, 5, 128, 0, 128),
+            _tile(4, 6, 64, 0, 64),
             _tile(8, 4, 128, 0, 256),
             _tile(8, 3, 128, 0, 128),
             _tile(8, 4, 64, 0, 256),

@@ -46,8 +46,9 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     rings.py in shares of many rows, and those are taken where they leave less than a quarter of the device idle.
     """
     if rings.is_rings(choice):
-        deep = choice not in DEEP or shape[2] >= 8192
-        return deep and limits.nearly_full(_programs(choice, shape)) and _suits_rings(choice, shape, limits)
+        deep = choice not in DEEP or shape[2] >= 6144
+        one = choice != ONE_TILE or shape[0] <= 64 * rings.groups_of(choice)
+        return deep and one and limits.nearly_full(_programs(choice, shape)) and _suits_rings(choice, shape, limits)
     columns, inner, element = shape[1:]
     split = choice["SPLIT"]
     if choice == QUARTERS and (shape[0] > 256 or inner < 8192):
@@ -106,9 +107,11 @@ QUARTERS = _library(4)
 EIGHTHS = _tile(4, 4, 64, 64, 8, inner=128)
 # Tiles of rings.py. Those in shares and in chains are first where they won in whole layers (docs/LOG.md); the others stand
 # behind, for `innerloop tune`.
+ONE_TILE = rings.tile(3, 48)
 MANY_ROWS = [rings.tile(*sizes) for sizes in ((1, 144), (1, 96), (1, 128), (2, 112), (2, 128), (2, 136))]
 DEEP = [rings.tile(3, 80, split=4), rings.tile(3, 96, split=4)]
-SHALLOWER = [rings.tile(*sizes) for sizes in ((1, 128, 2), (1, 120, 2), (1, 128, 4), (2, 144, 4))]
+HALVES, FOURTHS = rings.tile(1, 128, split=2), rings.tile(1, 128, split=4)
+SHALLOWER = [rings.tile(1, 120, split=2), rings.tile(2, 144, split=4)]
 WIDE_TILE = rings.tile(1, 48, depth=2)
 CHAIN = [WIDE_TILE, rings.tile(1, 24, depth=4)]
 CHAIN_SHARES = [rings.tile(1, 48, split=split, depth=2) for split in (6, 3)]
@@ -119,7 +122,9 @@ DEFERRED = Table(
     rows={
         90: [
             *DEEP,
+            HALVES,
             SHALLOW,
+            FOURTHS,
             QUARTERS,
             _library(2),
             _tile(4, 5, 128, 64, 3),
@@ -161,7 +166,7 @@ CHAINED_SHARES = Table(
 WHOLE = Table(
     "linear.whole",
     default=[_library(1)],
-    rows={90: [_library(1), *MANY_ROWS]},
+    rows={90: [ONE_TILE, _library(1), *MANY_ROWS]},
     shared_bytes=_shared_bytes,
     suits=_suits,
 )

@@ -14,11 +14,13 @@ from innerloop.kernels.launch import Launch, Limits, Shape, Table
 
 
 def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
-    """Sixteen bytes a load: eight to sixteen elements a thread, fewer only in the narrowest rows."""
-    return choice.warps in (1, 16) or 8 <= shape[0] // (32 * choice.warps) <= 16
+    """Eight bytes a load or sixteen: four to sixteen elements a thread, fewer only in the narrowest rows."""
+    return choice.warps in (1, 16) or 4 <= shape[0] // (32 * choice.warps) <= 16
 
 
-TABLE = Table("norm", default=[Launch.of(w) for w in (2, 4, 8, 16, 1)], rows={90: [Launch.of(4)]}, suits=_suits)
+TABLE = Table(
+    "norm", default=[Launch.of(w) for w in (2, 4, 8, 16, 1)], rows={90: [Launch.of(8), Launch.of(4)]}, suits=_suits
+)
 
 
 @triton.jit
