@@ -38,8 +38,8 @@ class Limits:
     l2_bytes: int
 
     def nearly_full(self, programs: int) -> bool:
-        """Whether so many programs leave less than a quarter of the multiprocessors idle."""
-        return 4 * programs >= 3 * self.multiprocessors
+        """Whether so many programs leave less than three tenths of the multiprocessors idle."""
+        return 10 * programs >= 7 * self.multiprocessors
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from bench.cases import earned
-from innerloop.kernels import attention, use_kernels
-from innerloop.kernels.attention import reference
+from innerloop.kernels import attention, launch, use_kernels
+from innerloop.kernels.attention import reference, rotary
 from innerloop.kernels.attention import triton as kernel
+from innerloop.kernels.launch import Launch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -38,6 +39,19 @@ def test_against_fp32(tokens: int, dim: int, masked: bool, dtype: torch.dtype) -
     call = [*before, valid if masked else None, dim**-0.5]
     ours, same = kernel.rotary_attention(*call), reference.rotary_attention(*call)
     earned(f"{tokens} tokens of {dim}", ours, same, reference.rotary_attention(*_widened(call)), slack=2e-5)
+
+
+@pytest.mark.parametrize("choice", rotary.TABLE.default, ids=str)
+def test_every_tile(choice: Launch) -> None:
+    """Also those that are for more heads than here."""
+    before, valid = _arguments(196, 64, torch.bfloat16)
+    call = [*before, valid, 0.125]
+    with launch.forced({("attention.rotary", (196, 6, 64, 2)): choice}), launch.recorded() as used:
+        ours = kernel.rotary_attention(*call)
+    assert used.keys() == {("attention.rotary", (196, 6, 64, 2))}
+    earned(
+        str(choice), ours, reference.rotary_attention(*call), reference.rotary_attention(*_widened(call)), slack=2e-5
+    )
 
 
 @pytest.mark.parametrize(("tokens", "dim"), [(196, 64), (300, 64), (70, 72)])

@@ -40,12 +40,15 @@ def _shared_bytes(choice: Launch, shape: Shape) -> int:
 def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     """No split into more shares than blocks; accumulators of at most 128 registers a thread.
 
-    Bulk copies from compute capability 9.0 on, of heads that one tile of columns holds.
+    Bulk copies from compute capability 9.0 on, of heads of 128 or more that one tile of columns holds. SHORT_KEYS for one
+    block of keys and as many rows.
     """
     rows, keys, dim, element, masked = shape
     if choice == LIBRARY:
         return not masked and element == 2 and dim % 8 == 0 and limits.capability >= 90
-    if choice["BULK"] and (limits.capability < 90 or _rest(dim) > 1):
+    if choice["BULK"] and (limits.capability < 90 or dim < 128 or _rest(dim) > 1):
+        return False
+    if choice == SHORT_KEYS and max(rows, keys) > 64:
         return False
     shares = choice["SPLIT"] <= triton.cdiv(keys, choice["BLOCK_N"])
     return shares and choice["BLOCK_M"] * dim <= 32 * choice.warps * 128 and choice["BLOCK_M"] <= max(16, 2 * rows)
@@ -56,11 +59,13 @@ def _tile(warps: int, stages: int, rows: int, keys: int, split: int = 1, bulk: i
 
 
 LIBRARY = Launch.of(0)  # cuDNN's attention through torch, where nothing is masked
+SHORT_KEYS = _tile(4, 2, 32, 64)
 _ANYWHERE = [_tile(4, 2, 16, 64), _tile(4, 1, 32, 32), _tile(4, 1, 16, 16)]
 
 MANY = Table(
     "attention.many",
     default=[_tile(4, 3, 64, 64), _tile(4, 2, 64, 64), _tile(4, 2, 64, 128), LIBRARY, _tile(4, 2, 64, 32), *_ANYWHERE],
+    rows={90: [SHORT_KEYS, _tile(4, 3, 64, 64, bulk=1)]},
     shared_bytes=_shared_bytes,
     suits=_suits,
 )

@@ -27,7 +27,7 @@ def _shared_bytes(choice: Launch, shape: Shape) -> int:
 def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     """Rows of 16-bit values that bulk copies can read; at most two programs a weight, which have less than 64 rows too many.
 
-    Tiles of 128 columns and more where they leave less than a quarter of the device idle.
+    Tiles of 128 columns and more where they nearly fill the device.
     """
     layers, rows, columns, inner, element = shape
     if choice == LIBRARY:

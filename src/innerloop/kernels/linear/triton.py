@@ -41,14 +41,14 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     """Shares of narrow products, 1024 deep or more, that start at multiples of 128 bytes; own tiles fill a device once.
 
     Where the result is wider than the product is deep, reading the shares costs more than the device's idle part.
-    Shallower shares only by the tile for them, where its programs leave less than a quarter of the device idle.
+    Shallower shares only by the tile for them, where its programs nearly fill the device.
     The library in quarters is for one tile of rows times a sum so deep that halves of it are still long; so are tiles of
-    rings.py in shares of many rows, and those are taken where they leave less than a quarter of the device idle.
+    rings.py in shares of many rows, and those are taken where they nearly fill the device. Of these, tiles of 144 columns
+    where they divide the result; tiles of three times 64 rows of a whole product where that is all rows.
     """
     if rings.is_rings(choice):
-        deep = choice not in DEEP or shape[2] >= 6144
-        one = choice != ONE_TILE or shape[0] <= 64 * rings.groups_of(choice)
-        return deep and one and limits.nearly_full(_programs(choice, shape)) and _suits_rings(choice, shape, limits)
+        full = limits.nearly_full(_programs(choice, shape))
+        return full and _suits_measured(choice, shape) and _suits_rings(choice, shape, limits)
     columns, inner, element = shape[1:]
     split = choice["SPLIT"]
     if choice == QUARTERS and (shape[0] > 256 or inner < 8192):
@@ -63,6 +63,16 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     return inner * element % 16 == 0 and _programs(choice, shape) <= limits.multiprocessors
 
 
+def _suits_measured(choice: Launch, shape: Shape) -> bool:
+    """Where a tile of rings.py was the faster one, of those that suit."""
+    rows, columns, inner, _ = shape
+    if choice in DEEP:
+        return inner >= 6144
+    if choice in NARROW:
+        return columns % choice["WIDTH"] == 0 and (choice != NARROW[0] or inner >= 4096)
+    return choice not in ONE_TILE or rows <= 64 * rings.groups_of(choice)
+
+
 def _suits_rings(choice: Launch, shape: Shape, limits: Limits) -> bool:
     """What the kernel takes, in shares of 256 or more. 16 bits are bfloat16: of others nothing asks a table with these."""
     rows, columns, inner, element = shape
@@ -71,7 +81,7 @@ def _suits_rings(choice: Launch, shape: Shape, limits: Limits) -> bool:
 
 
 def _suits_chain(choice: Launch, shape: Shape, limits: Limits) -> bool:
-    """As `_suits`, but own tiles in shares of any depth; in eighths where those leave less than a quarter idle.
+    """As `_suits`, but own tiles in shares of any depth; in eighths where those nearly fill the device.
 
     Of rings.py, the wide tile where it has programs for half of the device: of narrower ones each reads all rows too.
     """
@@ -107,11 +117,11 @@ QUARTERS = _library(4)
 EIGHTHS = _tile(4, 4, 64, 64, 8, inner=128)
 # Tiles of rings.py. Those in shares and in chains are first where they won in whole layers (docs/LOG.md); the others stand
 # behind, for `innerloop tune`.
-ONE_TILE = rings.tile(3, 48)
+ONE_TILE = [rings.tile(3, width) for width in (48, 64, 40)]
 MANY_ROWS = [rings.tile(*sizes) for sizes in ((1, 144), (1, 96), (1, 128), (2, 112), (2, 128), (2, 136))]
 DEEP = [rings.tile(3, 80, split=4), rings.tile(3, 96, split=4)]
 HALVES, FOURTHS = rings.tile(1, 128, split=2), rings.tile(1, 128, split=4)
-SHALLOWER = [rings.tile(1, 120, split=2), rings.tile(2, 144, split=4)]
+NARROW = [rings.tile(2, 144, split=4), rings.tile(1, 144, split=2), rings.tile(1, 144, split=4)]
 WIDE_TILE = rings.tile(1, 48, depth=2)
 CHAIN = [WIDE_TILE, rings.tile(1, 24, depth=4)]
 CHAIN_SHARES = [rings.tile(1, 48, split=split, depth=2) for split in (6, 3)]
@@ -123,6 +133,7 @@ DEFERRED = Table(
         90: [
             *DEEP,
             HALVES,
+            *NARROW,
             SHALLOW,
             FOURTHS,
             QUARTERS,
@@ -133,7 +144,7 @@ DEFERRED = Table(
             _tile(4, 6, 64, 64, 4),
             _tile(4, 6, 64, 128, 4),
             _library(8),
-            *SHALLOWER,
+            rings.tile(1, 120, split=2),
         ]
     },
     shared_bytes=_shared_bytes,
@@ -166,7 +177,7 @@ CHAINED_SHARES = Table(
 WHOLE = Table(
     "linear.whole",
     default=[_library(1)],
-    rows={90: [ONE_TILE, _library(1), *MANY_ROWS]},
+    rows={90: [*ONE_TILE, _library(1), *MANY_ROWS]},
     shared_bytes=_shared_bytes,
     suits=_suits,
 )
