@@ -243,7 +243,9 @@ def bench(
     device: arguments.Device = None,
     precision: arguments.Precision = None,
     kernels: Annotated[str, typer.Option(help="reference, operators or fused")] = "fused",
-    ticks: Annotated[int, typer.Option(min=1, help="measured decisions, after warm-up")] = 1000,
+    ticks: Annotated[
+        int, typer.Option(min=1, help="measured decisions, after warm-up; of slow policies as many as a minute holds")
+    ] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="seed of weights, observations and noise")] = 0,
     against: arguments.Against = "",
     batch: Annotated[str, typer.Option(help="batch sizes of a batch curve, comma separated")] = "",

@@ -10,7 +10,7 @@ import torch
 
 from innerloop.contract import Chunk, Plan, Role
 from innerloop.measure.cost import Cost
-from innerloop.measure.distribution import Settled, settle
+from innerloop.measure.distribution import Settled, within
 from innerloop.runtime.windows import Value
 
 SEVEN = ("receive", "preprocess", "transfer", "vision", "context", "action", "postprocess")
@@ -135,8 +135,8 @@ class Workload:
     wire: Wire
 
 
-def clock_calls(subject: Subject, workload: Workload, ticks: int) -> Settled:
-    """Wall-clock milliseconds of whole calls, messages in turn, after warm-up."""
+def clock_calls(subject: Subject, workload: Workload, ticks: int, seconds: float) -> Settled:
+    """Wall-clock milliseconds of whole calls, messages in turn, after warm-up: `ticks`, or as many as fit into `seconds`."""
     messages = [workload.wire.pack(observation) for observation in workload.observations]
     turn = 0
 
@@ -148,7 +148,7 @@ def clock_calls(subject: Subject, workload: Workload, ticks: int) -> Settled:
         subject.infer(workload.wire.unpack(message), noise)
         return (time.perf_counter_ns() - start) / 1e6
 
-    return settle(call, ticks)
+    return within(call, ticks, seconds)
 
 
 def clock_stages(subject: Subject, workload: Workload, ticks: int) -> dict[str, list[float]]:

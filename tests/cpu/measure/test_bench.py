@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from toy_policy import ToySubject
+from toy_policy import ToySubject, toy_workload
 
 from innerloop.measure.agreement import FigureRefused, compare
 from innerloop.measure.bench import Run, bench
@@ -69,6 +69,22 @@ def test_the_record_is_valid_and_names_what_it_was_compared_with(record: Latency
     assert record.agreement["official"]["max_abs"] == 0
     assert record.against["official"] > 0
     assert (record.weights, record.views, record.frames) == ("random", 2, "32x32 raw")
+
+
+def test_a_slow_policy_takes_minutes_not_hours(simulated_time: None) -> None:
+    """Seven seconds a decision: twenty are kept of a thousand, four compared, and the record says what was kept."""
+    compared = []
+
+    class Slow(ToySubject):
+        def interpret(self, prepared: Prepared) -> np.ndarray:
+            compared.append(prepared)
+            return super().interpret(prepared)
+
+    record = bench(Slow({"action": 7.0}), toy_workload(9), Run("", ticks=1000))
+    assert (record.ticks, len(compared)) == (20, 4)
+    compared.clear()
+    record = bench(Slow({"action": 0.05}), toy_workload(9), Run("", ticks=1000))
+    assert (record.ticks, len(compared)) == (1000, 9)
 
 
 def test_agreement_is_of_the_worst_chunk_and_of_all_together() -> None:

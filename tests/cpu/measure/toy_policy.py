@@ -108,10 +108,10 @@ class ToySubject:
         return {name: cost.operations for name, cost in self.costs(prepared).items()}
 
 
-def toy_workload() -> Workload:
-    """Three observations."""
+def toy_workload(count: int = 3) -> Workload:
+    """So many observations."""
     scene = Scene(("base", "wrist"), (32, 32), 4)
-    return Workload(make_observations(scene, "open", 3), make_noises(CHUNK, WIDTH, 3), Message("raw"))
+    return Workload(make_observations(scene, "open", count), make_noises(CHUNK, WIDTH, count), Message("raw"))
 
 
 def make_records() -> dict[str, Record]:
