@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-LAST = ("starvla-gr00t", "starvla-oft", "starvla-pi")
+LAST = ("starvla-gr00t", "starvla-oft", "starvla-pi", "starvla-gr00t-large", "starvla-fast")
 LEAST = 20.0  # seconds that a job needs to come to anything
 
 

@@ -23,22 +23,26 @@ PROMPTS = (48, 200)
 BATCHES = (1, 2, 4, 8, 16, 32)
 
 
-# What the families without a free choice of chunk and prompt are measured with: as published.
+# What the families without a free choice of chunk and prompt are measured with: as published. `cameras`: how many more
+# there may be, and the tokens of a prompt that holds their pictures.
+STARVLA = {"views": 1, "chunk": 16, "steps": 4, "prompt_tokens": 182}
 OTHERS: dict[str, dict[str, Any]] = {
     "groot": {"views": 2, "chunk": 40, "steps": 4, "prompt_tokens": 160},
-    **{
-        name: {"views": 1, "chunk": 16, "steps": 4, "prompt_tokens": 182}
-        for name in FAMILIES
-        if name.startswith("starvla-")
-    },
+    **{name: STARVLA for name in FAMILIES if name.startswith("starvla-")},
 }
+CAMERAS = {"groot": {1: 160, 3: 202}, "starvla": {2: 233, 3: 284}}
+TOKEN_BY_TOKEN = "starvla-fast"  # its answer: a rung without graphs takes minutes
 
 
 def cases(family: str, against: tuple[str, ...], ticks: int) -> Iterator[tuple[str, BenchOptions]]:
     """File name and options of every record, the usual case first."""
     usual = BenchOptions(family, random_weights=True, ticks=ticks, against=against)
     if family in OTHERS:
-        yield f"{family}.json", replace(usual, **OTHERS[family], ladder=True, control=True, profile=True)
+        usual = replace(usual, **OTHERS[family])
+        curves = {} if family == TOKEN_BY_TOKEN else {"ladder": True, "batch": BATCHES}
+        yield f"{family}.json", replace(usual, **curves, control=True, profile=True)
+        for views, tokens in CAMERAS[family.partition("-")[0]].items():
+            yield f"{family}-{views}cam.json", replace(usual, views=views, prompt_tokens=tokens)
         return
     longest = FAMILIES[family].default(2, 10, 10).prompt_capacity
     yield f"{family}.json", replace(usual, ladder=True, batch=BATCHES, control=True, profile=True)

@@ -34,6 +34,16 @@ def test_a_case_that_fails_is_printed_and_the_next_one_goes_on(asked: list[str],
     assert asked[-1] not in failed
 
 
+def test_every_family_is_measured_with_each_number_of_cameras() -> None:
+    for family in policies.FAMILIES:
+        found = dict(policies.cases(family, (), 1000))
+        assert {case.views for case in found.values()} == {1, 2, 3}
+        usual = found[f"{family}.json"]
+        assert (usual.ladder, usual.batch[-1:]) == ((False, ()) if family == "starvla-fast" else (True, (32,)))
+        assert usual.control
+        assert usual.profile
+
+
 def test_the_exit_status_tells_and_what_is_there_is_not_measured_again(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
