@@ -211,14 +211,16 @@ def parity(
     device: arguments.Device = None,
     precision: arguments.Precision = None,
     assets: arguments.Assets = None,
+    tokenizer: arguments.TokenizerPath = None,
     as_json: arguments.Json = False,
 ) -> None:
     """Run both sides stage by stage with pinned noise and name the first stage that differs."""
     from innerloop.measure import parity_command
 
     parity_command.check(against)
-    policy = _load(checkpoint, device=device, precision=precision, assets=assets)
-    found = parity_command.against_lerobot(checkpoint, policy, prompt, seed)
+    edge = arguments.edge(None, tokenizer)
+    policy = _load(checkpoint, device=device, precision=precision, assets=assets, edge=edge)
+    found = parity_command.against_lerobot(checkpoint, policy, prompt, seed, tokenizer)
     print(json.dumps(found.to_json())) if as_json else out.print(found.text(), highlight=False, markup=False)
     policy.close()
     if not found.passed:

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
 import innerloop
+from innerloop.cli import app
+from innerloop.contract import InnerloopError
 from innerloop.measure import record
 from innerloop.measure.against.lerobot import LeRobotPolicy, sized
+from innerloop.measure.against.opening import open_official
 from innerloop.measure.against.openpi import OpenpiPolicy
 from innerloop.measure.against.torch_compile import CompiledPolicy
 from innerloop.measure.against.transformers import TransformersPolicy
@@ -135,3 +139,18 @@ def test_a_record_beside_lerobot(tmp_path):
         "engine, nothing captured",
     ]
     assert ladder.rungs[0].launches > 0
+
+
+def test_parity_of_a_checkpoint_without_a_tokenizer(tmp_path, monkeypatch):
+    """Most have none: both sides take the one that is named, and a file that LeRobot cannot read is told."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    directory, apart = tmp_path / "checkpoint", tmp_path / "tokenizer"
+    shutil.copytree(ROOT / "examples/checkpoints/tiny-pi05", directory)
+    apart.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).rename(apart / name)
+    named = ["parity", str(directory), "--device", "cpu", "--tokenizer"]
+    done = CliRunner().invoke(app, [*named, str(apart / "tokenizer.json"), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    with pytest.raises(InnerloopError, match="reads a tokenizer.json only"):
+        open_official(directory, "cpu", "float32", tokenizer=tmp_path / "paligemma.model")

@@ -20,12 +20,15 @@ def check(name: str) -> None:
     require("lerobot")
 
 
-def against_lerobot(checkpoint: Path, policy: LoadedPolicy, prompt: str, seed: int) -> ParityReport:
-    """Compare a loaded policy with LeRobot's of the same directory."""
+def against_lerobot(
+    checkpoint: Path, policy: LoadedPolicy, prompt: str, seed: int, tokenizer: Path | None = None
+) -> ParityReport:
+    """Compare a loaded policy with LeRobot's of the same directory; tokenizer: where the directory has none."""
     from innerloop.measure.against.opening import open_official
 
     placement = policy.placement
-    official = open_official(checkpoint, str(placement.device), DTYPES[placement.precision], policy.statistics or None)
+    device, dtype = str(placement.device), DTYPES[placement.precision]
+    official = open_official(checkpoint, device, dtype, policy.statistics or None, tokenizer)
     scene = Scene(policy.cameras, FRAME, policy.processor.widths.state)
     observation = make_observations(scene, prompt, 1, seed)[0]
     return compare(policy, official, observation, policy.processor.noise(seed=seed))

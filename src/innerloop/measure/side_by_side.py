@@ -87,7 +87,8 @@ class Bench:
 
         options, device, dtype = self.options, str(self.placement.device), _DTYPES[self.placement.precision]
         if not options.random_weights:
-            return open_official(Path(options.target), device, dtype, options.assets)
+            tokenizer = Path(options.tokenizer) if options.tokenizer else None
+            return open_official(Path(options.target), device, dtype, options.assets, tokenizer)
         return random_official(options.target, self._config(), FAMILIES[options.target].synthetic, device, dtype)
 
     @contextmanager

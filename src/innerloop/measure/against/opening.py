@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from innerloop.contract import InnerloopError
 from innerloop.measure.against.groot import LeRobotGroot
 from innerloop.measure.against.lerobot import LeRobotPolicy
 from innerloop.policies.interface import Processor
@@ -12,12 +13,27 @@ from innerloop.weights import open_checkpoint
 Official = LeRobotPolicy | LeRobotGroot
 
 
-def open_official(checkpoint: Path, device: str, dtype: str, assets: str | None = None) -> Official:
-    """LeRobot's policy of a directory; assets as in innerloop.load. Raises InnerloopError where LeRobot is missing."""
+def open_official(
+    checkpoint: Path, device: str, dtype: str, assets: str | None = None, tokenizer: Path | None = None
+) -> Official:
+    """LeRobot's policy of a directory; assets and tokenizer as in innerloop.load.
+
+    Raises InnerloopError where LeRobot is missing, or the tokenizer is no file that it reads.
+    """
     opened = open_checkpoint(checkpoint, assets=assets)
     if opened.layout == "groot":
         return LeRobotGroot(checkpoint, str(opened.assets), device, dtype)
-    return LeRobotPolicy(checkpoint, device, dtype)
+    return LeRobotPolicy(checkpoint, device, dtype, tokenizer=None if tokenizer is None else _folder_of(tokenizer))
+
+
+def _folder_of(tokenizer: Path) -> Path:
+    """LeRobot asks transformers for a tokenizer, which reads folders."""
+    folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
+    if not (folder / "tokenizer.json").is_file():
+        raise InnerloopError(
+            f"LeRobot reads a tokenizer.json only, and {folder} has none: convert {tokenizer.name} first"
+        )
+    return folder
 
 
 def random_official(
