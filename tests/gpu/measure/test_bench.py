@@ -22,9 +22,11 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
 
 
 @pytest.fixture(scope="module")
-def whole(records: list[Record]) -> LatencyRecord:
-    assert isinstance(records[0], LatencyRecord)
-    return records[0]
+def whole(tmp_path_factory: pytest.TempPathFactory) -> LatencyRecord:
+    options = BenchOptions(str(TINY), device="cuda", prompt_tokens=60, ticks=300)
+    found = bench_command(options, Console(), tmp_path_factory.mktemp("whole") / "tiny.json")[0]
+    assert isinstance(found, LatencyRecord)
+    return found
 
 
 def test_stages_sum_to_the_whole_call(whole: LatencyRecord) -> None:
