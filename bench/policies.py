@@ -23,8 +23,8 @@ PROMPTS = (48, 200)
 BATCHES = (1, 2, 4, 8, 16, 32)
 
 
-# What the families without a free choice of chunk and prompt are measured with: as published. `cameras`: how many more
-# there may be, and the tokens of a prompt that holds their pictures.
+# What the families without a free choice of chunk and prompt are measured with: as published. CAMERAS:
+# how many else there may be, and the tokens of a prompt that holds their pictures.
 STARVLA = {"views": 1, "chunk": 16, "steps": 4, "prompt_tokens": 182}
 OTHERS: dict[str, dict[str, Any]] = {
     "groot": {"views": 2, "chunk": 40, "steps": 4, "prompt_tokens": 160},

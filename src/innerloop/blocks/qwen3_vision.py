@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from innerloop.blocks.affine import affine
-from innerloop.blocks.siglip import EPS, Shares, SiglipLayer
+from innerloop.blocks.siglip import EPS, Shares, SiglipLayer, encoded
 from innerloop.blocks.sizes import VisionSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import activation, attention, launch, linear, norm
-from innerloop.kernels.select import fused
+from innerloop.kernels import activation, attention, linear, norm
 
 ROPE_THETA = 10000.0  # transformers Qwen3VLVisionRotaryEmbedding
 
@@ -52,7 +51,7 @@ class Qwen3VisionLayer(SiglipLayer):
 
 
 class Mergers(nn.Module):
-    """merge^2 neighbouring patches -> one token of the language model's width: of the last layer, and of each DeepStack layer.
+    """merge^2 neighbouring patches -> one token of the language model's width, of the last and each DeepStack layer.
 
     The last layer's norm is over a patch, the others' are over what is merged. Their products are of one size, stacked,
     and made together when the last layer is done: each alone has too few rows to be worth its kernels.
@@ -69,7 +68,7 @@ class Mergers(nn.Module):
         self.up_weight, self.up_bias = affine((1 + features) * d, d)
         self.down_weight, self.down_bias = affine((1 + features) * sizes.out, d)
 
-    def forward(self, normed: torch.Tensor, features: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    def forward(self, normed: torch.Tensor, features: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """normed [I, P, D] of the last layer and [I, P, D] of each DeepStack layer in turn, in merge order -> `out`
         [1 + features, I * P / merge^2, out].
         """
@@ -80,7 +79,7 @@ class Mergers(nn.Module):
             each = norm.layer_norms([x.reshape(-1, wide) for x in features], weight, bias, EPS)
             merged = torch.cat([merged, each])
         hidden = activation.gelu(linear.batched(merged, self.up_weight, self.up_bias), approximate=False)
-        return linear.batched(hidden, self.down_weight, self.down_bias, out)
+        linear.batched(hidden, self.down_weight, self.down_bias, out)
 
 
 @dataclass(frozen=True)
@@ -140,21 +139,16 @@ class Qwen3Vision(nn.Module):
         return total.to(self.position.dtype)
 
     def forward(self, pixels: torch.Tensor, grid: Grid, out: torch.Tensor) -> None:
-        """pixels uint8 [I, P, 3 p^2] -> `out` [1 + DeepStack layers, I * P / merge^2, width]: the tokens, then what DeepStack adds."""
+        """pixels uint8 [I, P, 3 p^2] -> `out` [1 + DeepStack layers, I * P / merge^2, width]: tokens, then DeepStack's."""
         embedded = linear.linear(self._planes(pixels), self.patch_weight, self.patch_bias)
-        layers, features = list(self.layers), []
-        x = embedded + grid.position
-        normed = norm.layer_norm(x, layers[0].norm1_weight, layers[0].norm1_bias, EPS)
-        norms = [(layer.norm1_weight, layer.norm1_bias) for layer in layers[1:]]
-        norms.append((self.mergers.norm_weight, self.mergers.norm_bias))
-        with launch.dependent_launch(fused(x)):
-            for i, (layer, (weight, bias)) in enumerate(zip(layers, norms, strict=True)):
-                delta, left = layer.attend_rotated(normed, grid.cos, grid.sin, grid.valid)
-                x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, EPS, left)
-                delta, left = layer.mlp(normed)
-                x, normed = norm.add_layer_norm(x, delta, weight, bias, EPS, left)
-                if i in self.sizes.deepstack:
-                    features.append(x)
+        x, first = embedded + grid.position, self.layers[0]
+        normed = norm.layer_norm(x, first.norm1_weight, first.norm1_bias, EPS)
+
+        def attend(layer: Qwen3VisionLayer, y: torch.Tensor) -> Shares:
+            return layer.attend_rotated(y, grid.cos, grid.sin, grid.valid)
+
+        after = (self.mergers.norm_weight, self.mergers.norm_bias)
+        _, normed, features = encoded(self.layers, x, normed, EPS, attend, after, self.sizes.deepstack)
         self.mergers(normed, features, out)
 
     def _planes(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,8 @@
 """SigLIP vision tower and the projector into the language model's width."""
 
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
 import torch
 from torch import nn
 
@@ -60,28 +63,35 @@ class Siglip(nn.Module):
         x = linear.linear(patches.flatten(0, 1), self.patch_weight, self.patch_bias)
         first = self.layers[0]
         x, normed = norm.add_layer_norm(x, self.position, first.norm1_weight, first.norm1_bias, EPS)
-        _, normed = encoded(self.layers, x, normed, EPS, after=(self.norm_weight, self.norm_bias))
+        after = (self.norm_weight, self.norm_bias)
+        _, normed, _ = encoded(self.layers, x, normed, EPS, SiglipLayer.attend, after)
         projected = linear.linear(normed, self.projector_weight, self.projector_bias)
         return projected.view(batch, cameras * tokens, -1)
 
 
+Layer = TypeVar("Layer", bound=SiglipLayer)
+
+
 def encoded(
-    layers: Stack[SiglipLayer],
+    layers: Stack[Layer],
     x: torch.Tensor,
     normed: torch.Tensor,
     eps: float,
+    attend: Callable[[Layer, torch.Tensor], Shares],
     after: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
-    valid: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [I, T, D] and what layer 0 reads of it -> the sum after the last layer, and its layer norm by `after`.
-
-    valid int32 [I, T]: the keys that count.
+    kept: Collection[int] = (),
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """x [I, T, D] and what layer 0 reads of it -> the sum after the last layer, its layer norm by `after`, and the sums
+    after the layers `kept`, in their order. attend: a layer and its normed input -> shares of its attention.
     """
     following = [(layer.norm1_weight, layer.norm1_bias) for layer in list(layers)[1:]]
+    sums = []
     with launch.dependent_launch(fused(x)):
-        for layer, (weight, bias) in zip(layers, [*following, after], strict=True):
-            delta, left = layer.attend(normed, valid)
+        for i, (layer, (weight, bias)) in enumerate(zip(layers, [*following, after], strict=True)):
+            delta, left = attend(layer, normed)
             x, normed = norm.add_layer_norm(x, delta, layer.norm2_weight, layer.norm2_bias, eps, left)
             delta, left = layer.mlp(normed)
             x, normed = norm.add_layer_norm(x, delta, weight, bias, eps, left)
-    return x, normed
+            if i in kept:
+                sums.append(x)
+    return x, normed, sums

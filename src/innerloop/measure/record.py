@@ -61,7 +61,7 @@ class LatencyRecord(PolicyRecord):
 
     kernels: what really ran. memory_bytes: on the device, planned. quantiles_ms: percent -> milliseconds.
     unattributed_ms: p50 of the call minus the sum of the stages' p50.
-    agreement: name -> cosine and max_abs of the worst of 20 decisions' normalised actions, the largest action, global_cosine
+    agreement: name -> cosine and max_abs of the worst of up to 20 decisions' normalised actions, the largest action, global_cosine
     of all of them. against: name -> p50 of another implementation.
     """
 

@@ -43,14 +43,16 @@ def test_every_choice_of_the_device() -> None:
 
 
 @pytest.mark.parametrize("choice", [batch.LIBRARY, _tile(16, 16, 32, 16)])
-def test_a_given_result_with_gaps(choice: Launch) -> None:
-    """As one robot's rows lie in the memory of a DiT: wider steps from layer to layer, rows that stay as they are."""
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_given_result_with_gaps(beside: bool, choice: Launch) -> None:
+    """Wider steps from layer to layer and rows that stay as they are; or layer beside layer, as in the memory of a DiT."""
     x, weight, bias = _operands(3, 19, 48, 40)
-    memory = torch.full((3, 25, 48), 7.0, dtype=BF16)
-    out = memory[:, :19]
+    memory = torch.full((25, 3, 48) if beside else (3, 25, 48), 7.0, dtype=BF16)
+    layers = memory.transpose(0, 1) if beside else memory
+    out = layers[:, :19]
     with launch.forced({("linear.batched", (3, 19, 48, 40, 2)): choice}):
         assert kernel.batched(x, weight, bias, out) is out
-    assert (memory[:, 19:] == 7.0).all()
+    assert (layers[:, 19:] == 7.0).all()
     truth = reference.batched(x.float(), weight.float(), bias.float())
     earned("rows", out, reference.batched(x, weight, bias), truth, SLACK[BF16])
 

@@ -166,9 +166,8 @@ def test_the_page_in_a_browser(used, tmp_path):
         words = ("left arm", "<b>right</b>", "policy.vision", "late", "fp32", "f00d")
         assert [word for word in words if word not in text] == []
         assert browser.value("document.querySelectorAll('figure').length") == 4
-        first = "document.querySelector('figure img').naturalWidth"  # 0 while the next picture is on its way
-        wait_until(lambda: browser.value(first) != 0, 5)
-        assert browser.value(f"{first} || 224") == 224
+        width = "document.querySelector('figure img').naturalWidth"  # 0 while the next picture is on its way
+        wait_until(lambda: browser.value(width) == 224, 5)
         assert browser.value("document.querySelector('polyline').getAttribute('points').split(' ').length") == 81
         assert browser.value("document.documentElement.scrollWidth <= innerWidth")
         assert {urllib.parse.urlsplit(url).netloc for url in browser.requested} == {

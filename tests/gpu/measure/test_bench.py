@@ -1,6 +1,7 @@
 """The clock, the counters and the ceilings on a GPU, with the shipped tiny checkpoint."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,16 +16,19 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 TINY = Path(__file__).parents[3] / "examples/checkpoints/tiny-pi05"
 
 
+def _measured(folder: Path, **more: Any) -> list[Record]:
+    options = BenchOptions(str(TINY), device="cuda", prompt_tokens=60, ticks=300, **more)
+    return bench_command(options, Console(), folder / "tiny.json")
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
-    options = BenchOptions(str(TINY), device="cuda", prompt_tokens=60, ticks=300, ladder=True, batch=(1, 2))
-    return bench_command(options, Console(), tmp_path_factory.mktemp("records") / "tiny.json")
+    return _measured(tmp_path_factory.mktemp("records"), ladder=True, batch=(1, 2))
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> LatencyRecord:
-    options = BenchOptions(str(TINY), device="cuda", prompt_tokens=60, ticks=300)
-    found = bench_command(options, Console(), tmp_path_factory.mktemp("whole") / "tiny.json")[0]
+    found = _measured(tmp_path_factory.mktemp("whole"))[0]
     assert isinstance(found, LatencyRecord)
     return found
 

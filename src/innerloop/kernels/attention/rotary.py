@@ -34,7 +34,8 @@ def _shared_bytes(choice: Launch, shape: Shape) -> int:
 def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     """Tiles of no more than twice the tokens; at most 128 registers a thread each for sums, scores and a rotation.
 
-    Tiles of 64 rows only where they nearly fill the device. fp32 products are multiply-adds of whole tiles in registers: eight scores a thread, nothing pipelined.
+    Tiles of 64 rows only where they nearly fill the device. fp32 products are multiply-adds of whole tiles in
+    registers: eight scores a thread, nothing pipelined.
     """
     tokens, units, dim, element = shape
     block_m, block_n, threads = choice["BLOCK_M"], choice["BLOCK_N"], 32 * choice.warps

@@ -66,10 +66,8 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
 def _suits_measured(choice: Launch, shape: Shape) -> bool:
     """Where a tile of rings.py was the faster one, of those that suit."""
     rows, columns, inner, _ = shape
-    if choice in DEEP:
-        return inner >= 6144
-    if choice in NARROW:
-        return columns % choice["WIDTH"] == 0 and (choice != NARROW[0] or inner >= 4096)
+    if inner < LEAST_INNER.get(choice, 0) or (choice in NARROW and columns % choice["WIDTH"]):
+        return False
     return choice not in ONE_TILE or rows <= 64 * rings.groups_of(choice)
 
 
@@ -122,6 +120,7 @@ MANY_ROWS = [rings.tile(*sizes) for sizes in ((1, 144), (1, 96), (1, 128), (2, 1
 DEEP = [rings.tile(3, 80, split=4), rings.tile(3, 96, split=4)]
 HALVES, FOURTHS = rings.tile(1, 128, split=2), rings.tile(1, 128, split=4)
 NARROW = [rings.tile(2, 144, split=4), rings.tile(1, 144, split=2), rings.tile(1, 144, split=4)]
+LEAST_INNER = {**dict.fromkeys(DEEP, 6144), NARROW[0]: 4096}  # shallower, others were faster
 WIDE_TILE = rings.tile(1, 48, depth=2)
 CHAIN = [WIDE_TILE, rings.tile(1, 24, depth=4)]
 CHAIN_SHARES = [rings.tile(1, 48, split=split, depth=2) for split in (6, 3)]

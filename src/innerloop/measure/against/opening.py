@@ -16,7 +16,7 @@ Official = LeRobotPolicy | LeRobotGroot
 def open_official(
     checkpoint: Path, device: str, dtype: str, assets: str | None = None, tokenizer: Path | None = None
 ) -> Official:
-    """LeRobot's policy of a directory; assets and tokenizer as in innerloop.load.
+    """LeRobot's policy of a directory; assets and tokenizer as in innerloop.load, but a GR00T's is read from its directory.
 
     Raises InnerloopError where LeRobot is missing, or the tokenizer is no file that it reads.
     """

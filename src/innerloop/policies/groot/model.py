@@ -54,7 +54,7 @@ class Groot(nn.Module):
         first = self.refiner[0]
         x = norm.layer_norm(x, self.norm_weight, self.norm_bias, EPS)
         normed = norm.layer_norm(x, first.norm1_weight, first.norm1_bias, EPS)
-        return siglip.encoded(self.refiner, x, normed, EPS, valid=valid)[0]
+        return siglip.encoded(self.refiner, x, normed, EPS, lambda layer, y: layer.attend(y, valid))[0]
 
     def denoise(
         self,
