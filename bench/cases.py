@@ -340,6 +340,7 @@ def _rest() -> list[Case]:
         linear("vit qkv", 196, 3072, 1024, None), pair("vit out", 196, 1024, 1024), pair("vit fc2", 196, 1024, 4096),
         linear("dit q", 41, 1536, 1536, None), linear("dit qkv", 41, 4608, 1536, None),
         linear("dit up + gelu", 41, 6144, 1536, "gelu_tanh"), pair("dit out", 41, 1536, 1536),
+        linear("dit decoder + relu", 40, 1024, 1024, "relu"), linear("dit state + relu", 1, 1024, 132, "relu"),
         pair("dit down", 41, 1536, 6144),
         batched("36 projections", 36, 192, 1024, 2560), batched("36 K and V", 36, 192, 2048, 1024),
         image(224, 224, BF16), image(480, 640, BF16), image(1080, 1920, FP32),

@@ -76,10 +76,10 @@ class Pretended:
         if self._idle:
             self._idle, self._until = False, time.perf_counter() + self.seconds
 
-    def record(self) -> None:
+    def record(self, stream: torch.cuda.Stream | None) -> None:
         """As an event does."""
         if self.real is not None:
-            self.real.record()
+            self.real.record(stream)
 
     def synchronize(self) -> None:
         """As an event does."""

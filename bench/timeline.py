@@ -59,6 +59,7 @@ class Marks:
         self.record = False
         self.tied = 0  # host clock when the first event was asked for
         self._pool: list[torch.cuda.Event] = []
+        self.stream: torch.cuda.Stream | None = None  # the policy's
 
     def mark(self, name: str) -> None:
         """The part of this name ends here."""
@@ -73,7 +74,7 @@ class Marks:
         if not self.events:
             self.tied = time.perf_counter_ns()
         event = self._pool[len(self.events)]
-        event.record()
+        event.record(self.stream)
         self.events.append((name, event))
 
     def clear(self) -> None:
@@ -114,13 +115,15 @@ def marked(policy: LoadedPolicy, marks: Marks) -> Iterator[None]:
     """Marks in every part of the policy's decisions, for as long as this is entered."""
     machine: Any = policy.runtime
     windows, tick, processor = machine._windows, machine._tick, policy.processor
+    marks.stream = windows.stream
     with ExitStack() as undo:
 
         def around(owner: Any, name: str, before: str = "", after: str = "", event: str = "") -> None:
             undo.enter_context(_replaced(owner, name, _around(getattr(owner, name), marks, (before, after, event))))
 
-        around(processor, "prepare", after="prepare")
-        around(machine, "decide", before="noise, capacity", after="outputs, timing")
+        around(processor, "begin", after="images ready")
+        around(processor, "complete", after="state, prompt, noise")
+        around(machine, "decide_while", before="what is asked", after="outputs, timing")
         around(machine._sessions, "hold", before="hand-over to the device's thread", after="session", event="begun")
         around(windows, "_fill", before="compare")
         around(windows, "_copy", before="staged", after="upload call")

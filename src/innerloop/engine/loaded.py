@@ -112,17 +112,11 @@ class LoadedPolicy:
         neither draws fresh noise. previous: what the new chunk continues (real-time chunking).
         Raises ObservationError and NonFiniteError.
         """
-        started = time.perf_counter()
-        if not isinstance(session, str):
-            raise ObservationError(f"session is {session!r}; it takes a name, as session='left-arm'")
-        row = self._row(observation, noise, seed, previous)
-        processed = time.perf_counter()
-        decision = self.runtime.decide(session, row.inputs, row.capacity)
-        decided = time.perf_counter()
-        normalized = decision.outputs["actions"]
-        actions = self.processor.finish(normalized, row.context)
-        timing = _timing((started, processed, decided, time.perf_counter()), decision.timing)
-        return Chunk(actions, normalized, timing, self._receipt(row, decision.stages, row.capacity))
+        return self._decide(_Asked(observation, noise, seed, previous), session)
+
+    def profile(self, observation: Mapping[str, Any], *, noise: np.ndarray, session: str) -> Chunk:
+        """`infer` with marks between the stages: `timing` also holds the milliseconds of each of them."""
+        return self._decide(_Asked(observation, noise), session, profile=True)
 
     def infer_batch(
         self,
@@ -145,8 +139,8 @@ class LoadedPolicy:
             only = previous[0] if previous else None
             return [self.infer(observations[0], noise=noises[0], seed=seeds[0], session=sessions[0], previous=only)]
         started = time.perf_counter()
-        given = zip(observations, noises, seeds, previous or [None] * len(observations), strict=True)
-        rows = [self._row(*each) for each in given]
+        given = map(_Asked, observations, noises, seeds, previous or [None] * len(observations))
+        rows = [self._row(self.processor.begin(asked.observation), asked) for asked in given]
         processed = time.perf_counter()
         capacity = max(row.capacity for row in rows)
         filled = [*rows, *[rows[-1]] * (size - len(rows))]
@@ -183,15 +177,34 @@ class LoadedPolicy:
         if self.batched is not None:
             self.batched.close()
 
-    def _row(
-        self, observation: Mapping[str, Any], noise: np.ndarray | None, seed: int | None, previous: Previous | None
-    ) -> "_Row":
-        prepared = self.processor.prepare(observation)
+    def _decide(self, asked: "_Asked", session: str, profile: bool = False) -> Chunk:
+        """The device has the images before the host looks at state, prompt and noise."""
+        started = time.perf_counter()
+        if not isinstance(session, str):
+            raise ObservationError(f"session is {session!r}; it takes a name, as session='left-arm'")
+        draft = self.processor.begin(asked.observation)
+        seen, rows = dict(draft.inputs), list[_Row]()
+
+        def rest() -> tuple[dict[str, Any], int]:
+            row = self._row(draft, asked)
+            rows.append(row)
+            return {name: value for name, value in row.inputs.items() if name not in seen}, row.capacity
+
+        begun = time.perf_counter()
+        decision = self.runtime.decide_while(session, seen, rest, profile)
+        decided, row = time.perf_counter(), rows[0]
+        normalized = decision.outputs["actions"]
+        actions = self.processor.finish(normalized, row.context)
+        timing = _timing((started, begun, decided, time.perf_counter()), decision.timing)
+        return Chunk(actions, normalized, timing, self._receipt(row, decision.stages, row.capacity))
+
+    def _row(self, draft: Any, asked: "_Asked") -> "_Row":
+        prepared = self.processor.complete(draft)
         inputs = prepared.inputs
-        inputs["noise"] = self.processor.noise(noise, seed)
-        if previous is not None:
-            inputs |= self.processor.guidance(previous, prepared.context)
-        return _Row(inputs, prepared.context, self.capacity(prepared.context.prompt_tokens), seed)
+        inputs["noise"] = self.processor.noise(asked.noise, asked.seed)
+        if asked.previous is not None:
+            inputs |= self.processor.guidance(asked.previous, prepared.context)
+        return _Row(inputs, prepared.context, self.capacity(prepared.context.prompt_tokens), asked.seed)
 
     def _receipt(self, row: "_Row", stages: tuple[str, ...], capacity: int) -> Receipt:
         return Receipt(
@@ -210,6 +223,15 @@ class LoadedPolicy:
         )
 
 
+class _Asked(NamedTuple):
+    """What one robot asks; see `LoadedPolicy.infer`."""
+
+    observation: Mapping[str, Any]
+    noise: np.ndarray | None = None
+    seed: int | None = None
+    previous: Previous | None = None
+
+
 class _Row(NamedTuple):
     """One robot's part of a decision."""
 
@@ -220,7 +242,7 @@ class _Row(NamedTuple):
 
 
 def _timing(clock: tuple[float, float, float, float], device: Mapping[str, float]) -> dict[str, float]:
-    """Milliseconds from the four marks of a decision: begun, processed, decided, ended."""
-    begun, processed, decided, ended = (1e3 * t for t in clock)
-    parts = {"preprocess": processed - begun, "decide": decided - processed, "postprocess": ended - decided}
-    return {**parts, **device, "total": ended - begun}
+    """Milliseconds from the four marks of a decision: started, device asked, decided, ended."""
+    started, asked, decided, ended = (1e3 * t for t in clock)
+    parts = {"preprocess": asked - started, "decide": decided - asked, "postprocess": ended - decided}
+    return {**parts, **device, "total": ended - started}

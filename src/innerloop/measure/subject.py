@@ -15,10 +15,10 @@ from innerloop.measure.interpreted import Interpreted, prepare
 from innerloop.measure.message import Message
 from innerloop.measure.observations import SHORTEST, Scene, make_noises, make_observations, prompt_of_length
 from innerloop.measure.trace import Event, profile_graphs
-from innerloop.runtime.machine import Decision
 from innerloop.runtime.profile import COPY_IN, READING
 
 SESSION = "measure"
+HOST_PARTS = ("preprocess", "decide", "postprocess", "total")  # of a chunk's timing
 OBSERVATIONS = 20  # different ones, in turn: every decision has new frames, state and noise
 
 
@@ -70,18 +70,25 @@ class PolicySubject:
     def profile(self, prepared: Prepared) -> Profiled:
         """The device part, with an event between stages."""
         decision = self.policy.runtime.decide(SESSION, prepared.inputs, prepared.capacity, profile=True)
-        return _profiled(decision)
+        return _profiled(decision.outputs, decision.timing)
 
     def finish(self, profiled: Profiled, prepared: Prepared) -> np.ndarray:
         """The host part after the device."""
         return self.policy.processor.finish(profiled.outputs["actions"], prepared.context)
+
+    def infer_in_parts(self, observation: Mapping[str, Any], noise: np.ndarray) -> Profiled:
+        """The whole call, with an event between stages."""
+        chunk = self.policy.profile(observation, noise=noise, session=SESSION)
+        timing = {name: ms for name, ms in chunk.timing.items() if name not in HOST_PARTS}
+        return _profiled({"actions": chunk.normalized}, timing, chunk.timing["preprocess"])
 
     def decide_batch(self, rows: Sequence[Prepared], profile: bool) -> Profiled:
         """One decision for as many robots as the plan has rows; outputs keep the batch axis."""
         capacity = max(row.capacity for row in rows)
         inputs = [row.inputs for row in rows]
         machine = self.policy.batched or self.policy.runtime
-        return _profiled(machine.decide(SESSION, inputs, capacity, profile=profile))
+        decision = machine.decide(SESSION, inputs, capacity, profile=profile)
+        return _profiled(decision.outputs, decision.timing)
 
     def interpret(self, prepared: Prepared) -> np.ndarray:
         """Normalised actions from the same plan run eagerly with the same kernels, nothing captured."""
@@ -142,9 +149,8 @@ def _tokens(policy: LoadedPolicy, observation: Mapping[str, Any]) -> int:
     return int(policy.processor.prepare(observation).inputs["prompt_length"][0])
 
 
-def _profiled(decision: Decision) -> Profiled:
-    timing = decision.timing
-    return Profiled(decision.outputs, timing.get(COPY_IN, 0.0), _stage_times(timing), timing.get(READING, 0.0))
+def _profiled(outputs: dict[str, np.ndarray], timing: Mapping[str, float], preprocess: float = 0.0) -> Profiled:
+    return Profiled(outputs, timing.get(COPY_IN, 0.0), _stage_times(timing), timing.get(READING, 0.0), preprocess)
 
 
 def _stage_times(timing: Mapping[str, float]) -> dict[str, float]:

@@ -47,18 +47,22 @@ class ChatStep(Step):
     frames: int
     formal: bool
 
-    def forward(self, draft: Draft) -> None:
-        """Writes the inputs of blocks.qwen3_vl. A camera that is absent has no picture in the turn."""
+    def look(self, draft: Draft) -> None:
+        """Writes the inputs of the vision stages. A camera that is absent has no picture in the turn."""
         matched = self.cameras.match(draft.images)
         given = [
             self._steps(name, image)
             for name, image in zip(self.cameras.names, matched, strict=True)
             if image is not None
         ]
-        turn = [self._cut(view[step]) for step in range(self.frames) for view in given]
+        draft.seen = [self._cut(view[step]) for step in range(self.frames) for view in given]
+        draft.inputs |= self.encoder.pictures(draft.seen)
+
+    def forward(self, draft: Draft) -> None:
+        """Writes the other inputs of blocks.qwen3_vl."""
         text = draft.prompt or DEFAULT_TASK
         text = _PUNCTUATION.sub("", text.lower()) if self.formal else text
-        encoded = self.encoder.join(turn, text)
+        encoded = self.encoder.turn(draft.seen, text)
         draft.inputs |= encoded.inputs
         draft.tokens, draft.text = encoded.tokens, text
 

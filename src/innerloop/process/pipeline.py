@@ -48,12 +48,17 @@ class Prepared:
 
 @dataclass
 class Draft:
-    """One observation on its way through the steps; only `images` belongs to the caller, and is only read."""
+    """One observation on its way through the steps; `images` and `given` belong to the caller and are only read.
+
+    given: the state as it came; seen: what a step's `look` leaves for its `forward`.
+    """
 
     images: Mapping[str, object]
     prompt: str
-    raw_state: np.ndarray
-    state: np.ndarray
+    given: object
+    raw_state: np.ndarray = field(init=False)
+    state: np.ndarray = field(init=False)
+    seen: Any = None
     inputs: dict[str, Value] = field(default_factory=dict)
     tokens: int = 0
     text: str = ""
@@ -61,6 +66,10 @@ class Draft:
 
 class Step(Protocol):
     """One transformation and its inverse on the actions; a step that inherits need only state what it does."""
+
+    def look(self, draft: Draft) -> None:
+        """Images towards the model, before anyone has looked at state and prompt."""
+        return
 
     def forward(self, draft: Draft) -> None:
         """Observation towards the model."""
@@ -178,7 +187,7 @@ class FramesStep(Step):
     resolution: tuple[int, int]
     host_resize: bool = False
 
-    def forward(self, draft: Draft) -> None:
+    def look(self, draft: Draft) -> None:
         """Writes `frames`, `frame_sizes` and `camera_mask`; a slot without a camera is one black, masked pixel."""
         matched = self.cameras.match(draft.images)
         frames = [
@@ -227,6 +236,7 @@ class Processor:
         self._pipeline = pipeline
         self._state_dtype = state_dtype
         self._facts = facts
+        self._lookers = [step for step in pipeline.forward if type(step).look is not Step.look]
         self._inverse = [step for step in pipeline.inverse if type(step).inverse is not Step.inverse]
         self._unguided = {
             "previous": np.zeros((widths.chunk, widths.max_action), np.float32),
@@ -238,10 +248,20 @@ class Processor:
 
     def prepare(self, observation: Mapping[str, Any]) -> Prepared:
         """{"images", "state", "prompt"} -> the plan's inputs. Raises ObservationError."""
+        return self.complete(self.begin(observation))
+
+    def begin(self, observation: Mapping[str, Any]) -> Draft:
+        """The inputs that images alone give, so that a device can have them before the rest. Raises ObservationError."""
         _check_keys(observation)
+        draft = Draft(observation["images"], observation["prompt"], observation["state"])
+        for step in self._lookers:
+            step.look(draft)
+        return draft
+
+    def complete(self, draft: Draft) -> Prepared:
+        """All inputs of an observation that was begun. Raises ObservationError."""
         exact = self.widths.exact_state
-        raw = to_state(observation["state"], self.widths.state, self._state_dtype, exact=exact)
-        draft = Draft(observation["images"], observation["prompt"], raw, raw)
+        draft.raw_state = draft.state = to_state(draft.given, self.widths.state, self._state_dtype, exact=exact)
         for step in self._pipeline.forward:
             step.forward(draft)
         context = Context(draft.raw_state, draft.tokens, draft.text, draft.state.astype(np.float32, copy=False))

@@ -276,12 +276,15 @@ class Encoder:
         self._derived = derived
         self._nothing = nothing(slots.resizes)
         self._ways = functools.lru_cache(maxsize=64)(self._way)
-        self._pictured = functools.lru_cache(maxsize=64)(self._pictures)
+        self._grids = functools.lru_cache(maxsize=64)(self._sizes)
+        self._opened = functools.lru_cache(maxsize=64)(self._opening)
         self._told = functools.lru_cache(maxsize=256)(self._turn)
 
     def encode(self, images: Sequence[np.ndarray], text: str) -> Encoded:
         """images uint8 [H, W, 3] each. Raises ObservationError for what does not fit the slots."""
-        return self.join([self.cut(image) for image in images], text)
+        cut = [self.cut(image) for image in images]
+        pictures, told = self.pictures(cut), self.turn(cut, text)
+        return Encoded({**pictures, **told.inputs}, told.tokens)
 
     def cut(self, image: np.ndarray, operations: Sequence[Operation] = ()) -> Cut:
         """One image uint8 [H, W, 3], and what is done to it before the smart resize.
@@ -292,15 +295,18 @@ class Encoder:
         way = self._ways(height, width, tuple(operations))
         return Cut(np.ascontiguousarray(applied(way.host, image)).reshape(-1), way.resizes, way.grid)
 
-    def join(self, cut: Sequence[Cut], text: str) -> Encoded:
-        """The turn of images that are cut, and a text. Raises ObservationError for what does not fit the slots."""
+    def pictures(self, cut: Sequence[Cut]) -> dict[str, Any]:
+        """The inputs of the vision stages: images that are cut. Raises ObservationError where they are too many."""
         empty = self.slots.images - len(cut)
         if empty < 0:
             raise ObservationError(f"{len(cut)} images were given, there is room for {self.slots.images}")
-        told = self._told(tuple(one.grid for one in cut), text)
         frames = tuple(one.frame for one in cut) + (_NO_FRAME,) * empty
         resizes = tuple(one.resizes for one in cut) + (self._nothing,) * empty
-        return Encoded({"frames": frames, "resizes": resizes, **told.inputs}, told.tokens)
+        return {"frames": frames, "resizes": resizes, "grids": self._grids(tuple(one.grid for one in cut))}
+
+    def turn(self, cut: Sequence[Cut], text: str) -> Encoded:
+        """The other inputs: one turn of these images and a text. Raises ObservationError for what does not fit the slots."""
+        return self._told(tuple(one.grid for one in cut), text)
 
     def _way(self, height: int, width: int, operations: tuple[Operation, ...]) -> Way:
         """In the plan, or on the host what it has no room for."""
@@ -323,7 +329,7 @@ class Encoder:
 
     def _turn(self, grids: Grids, text: str) -> Encoded:
         """What follows from the text and the sizes of the images."""
-        slots, (before, places, rows) = self.slots, self._pictured(grids)
+        slots, (before, places, rows) = self.slots, self._opened(grids)
         after = self.tokenizer.after(text, self.answer)
         if self.tokenizer.special.pad in after:
             raise ObservationError(MORE_TOKENS)
@@ -335,7 +341,6 @@ class Encoder:
         first = places[0, -1] + 1  # what precedes the text is a mark
         positions[:, count:length] = np.arange(first, first + len(after))
         inputs = {
-            "grids": np.array([*grids, *[(0, 0)] * (slots.images - len(grids))], np.int32).reshape(slots.images, 2),
             "tokens": tokens,
             "positions": positions,
             "visual_rows": rows,
@@ -346,7 +351,14 @@ class Encoder:
             array.setflags(write=False)
         return Encoded(inputs, length)
 
-    def _pictures(self, grids: Grids) -> tuple[list[int], np.ndarray, np.ndarray]:
+    def _sizes(self, grids: Grids) -> np.ndarray:
+        """`grids` of the plan: those of the images, zeros for the other slots."""
+        rows = np.zeros((self.slots.images, 2), np.int32)
+        rows[: len(grids)] = np.reshape(grids, (-1, 2))
+        rows.setflags(write=False)
+        return rows
+
+    def _opening(self, grids: Grids) -> tuple[list[int], np.ndarray, np.ndarray]:
         """Ids of the turn up to its text, their positions, and the visual rows of the whole room."""
         merge, pad = self.rules.merge, self.tokenizer.special.pad
         ids = self.tokenizer.before([h * w // merge**2 for h, w in grids])

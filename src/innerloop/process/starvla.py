@@ -218,12 +218,17 @@ class TurnStep(Step):
     spec: ImageSpec
     encoder: Encoder
 
-    def forward(self, draft: Draft) -> None:
-        """Writes the inputs of blocks.qwen3_vl, and what the encoder derives from them."""
+    def look(self, draft: Draft) -> None:
+        """Writes the inputs of the vision stages."""
         matched = zip(self.cameras.names, self.cameras.match(draft.images), strict=True)
         frames = [self._resized(to_frame(name, image, self.spec)) for name, image in matched if image is not None]
+        draft.seen = [self.encoder.cut(frame) for frame in frames]
+        draft.inputs |= self.encoder.pictures(draft.seen)
+
+    def forward(self, draft: Draft) -> None:
+        """Writes the other inputs of blocks.qwen3_vl, and what the encoder derives from them."""
         draft.text = self.text(draft.prompt, draft.state)
-        encoded = self.encoder.encode(frames, draft.text)
+        encoded = self.encoder.turn(draft.seen, draft.text)
         draft.inputs |= encoded.inputs
         draft.tokens = encoded.tokens
 

@@ -3,11 +3,13 @@
 import os
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import torch
+
+from innerloop.runtime.driver import Driver
 
 T = TypeVar("T")
 
@@ -67,13 +69,14 @@ class Ending(Generic[T]):
 
 
 class DeviceThread:
-    """Runs callables one after another, each with the device's one CUDA stream current: on its own thread (`call`), or on
-    the thread that asks (`here`).
+    """Runs callables one after another: on its own thread with the device's one CUDA stream current (`call`), or on the
+    thread that asks (`here`).
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream: torch.cuda.Stream | None = None
+        self.driver: Driver | None = None  # of the stream
         self._queue: SimpleQueue[tuple[Callable[[], Any], _Reply]] = SimpleQueue()
         self._local = threading.local()
         self._left: Ending[Any] | None = None
@@ -106,13 +109,18 @@ class DeviceThread:
         """Runs a function on the calling thread when its turn has come, and returns its answer.
 
         For what starts work on the device and returns: nobody is woken for it, and nobody else has a turn meanwhile. It
-        must not depend on the caller's modes of torch, nor `call`. A thread that captures a graph hands over instead.
+        must not depend on the caller's modes of torch, nor `call`, and names the stream (`on_stream`): making it torch's
+        current one takes longer than all else. A thread that captures a graph hands over instead.
         """
         if threading.current_thread() is self._thread or self._captures():
             return self.call(function)
-        with self._turn, torch.cuda.stream(self.stream) if self.stream is not None else nullcontext():
+        with self._turn, self.driver or nullcontext():
             self._settle_last()
             return function()
+
+    def on_stream(self) -> AbstractContextManager[object]:
+        """The device's stream as torch's current one."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def leave(self, wait: Callable[[], None], take: Callable[[], T]) -> Ending[T]:
         """Last thing in a call: leaves the wait for the device and the answer to the caller.
@@ -145,6 +153,7 @@ class DeviceThread:
             torch.cuda.set_device(self.device)
             self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             torch.cuda.set_stream(self.stream)
+            self.driver = Driver(self.stream)
         while True:
             function, reply = self._queue.get()
             try:

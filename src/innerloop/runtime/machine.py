@@ -84,18 +84,43 @@ class Machine:
         inputs: of one robot, or one mapping for each row of the batch; names left out keep the session's last value.
         The outputs of one robot at batch 1 come without the batch axis. Raises ObservationError for a bad input.
         """
+        self._steps(capacity)  # before anything changes
+        if isinstance(inputs, Mapping):
+            return self.decide_while(session, inputs, lambda: ({}, capacity), profile)
+        return self._decide(session, stack(inputs), lambda: ({}, capacity), profile)
+
+    def decide_while(
+        self, session: str | Session, first: Inputs, rest: Callable[[], tuple[Inputs, int]], profile: bool = False
+    ) -> Decision:
+        """`decide` for one robot, whose device sets to work on what images alone reach while the host prepares the rest.
+
+        first: the inputs known at once; rest: called with the device at work, gives the others and the capacity. What it
+        raises is raised here; the session then keeps `first`.
+        """
+        found = self._decide(session, first, rest, profile)
+        one = {name: value[0] if value.shape[:1] == (1,) else value for name, value in found.outputs.items()}
+        return Decision(one, found.stages, found.timing)
+
+    def _decide(
+        self, session: str | Session, first: Inputs, rest: Callable[[], tuple[Inputs, int]], profile: bool
+    ) -> Decision:
+        """Outputs with their batch axis."""
         began = time.perf_counter()
         target = self.session(session) if isinstance(session, str) else session
-        steps = self._steps(capacity)
-        one = isinstance(inputs, Mapping)
-        values = inputs if isinstance(inputs, Mapping) else stack(inputs)
         tick = self._profiled if profile else self._tick
+        steps: Sequence[Step] = ()
+
+        def told() -> tuple[Inputs, Sequence[Step]]:
+            nonlocal steps
+            more, capacity = rest()
+            steps = self._steps(capacity)
+            return more, steps
 
         def start() -> Ending[_Answer]:
             self._refuse_if_lent()
             self._settle()
             self._sessions.hold(target)
-            due = tick.decide(steps, values, target.ledger, target.kept)
+            due = tick.decide(first, told, target.ledger, target.kept)
             ran = {step.key for step, _ in due}
             names = tuple(name for step in steps if step.key in ran for name in step.names)
             windows, read = self._windows, self._profiled.read if profile else dict
@@ -110,8 +135,6 @@ class Machine:
             names, outputs, timing = self._thread.end(turn(lambda: self._context.run(start)))
         finally:
             target.answered()
-        if one:
-            outputs = {name: value[0] if value.shape[:1] == (1,) else value for name, value in outputs.items()}
         return Decision(outputs, names, {"run": 1e3 * (time.perf_counter() - began), **timing})
 
     def session(self, name: str) -> Session:
@@ -172,7 +195,8 @@ class Machine:
             self._lent = True
             names = self._programs.names
             described = exports.manifest(self.plans, self._arena, self._refresh, self._programs, self._fingerprint)
-            graphs = dict(zip(names, self._programs.run, strict=True))
+            captured = {name: graph.replay for name, graph in self._programs.graphs.items()}
+            graphs = captured or dict(zip(names, self._programs.run, strict=True))
             return exports.Export(described, dict(self._arena.tensors), graphs, self._take_back)
 
         return self._thread.call(lend)
@@ -203,7 +227,7 @@ class Machine:
         clock = [time.perf_counter()]
         self._arena = Arena(self._list, self._thread.device)
         self._refresh = Refresh(self._list, self._arena.layout, merge=True, prepared=False)
-        self._windows = Windows(self._arena, self._refresh)
+        self._windows = Windows(self._arena, self._refresh, self._thread.driver)
         clock.append(time.perf_counter())
         self._prepare()
         clock.append(time.perf_counter())

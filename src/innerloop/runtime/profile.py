@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from innerloop.runtime.capture import Program
-from innerloop.runtime.refresh import Ledger, Refresh, Step
-from innerloop.runtime.tick import Due, Tick
+from innerloop.runtime.refresh import Ledger, Refresh
+from innerloop.runtime.tick import Due, Rest, Tick
 from innerloop.runtime.windows import Kept, Value, Windows
 
 COPY_IN = "copy_in"  # staging and upload of the inputs
@@ -27,11 +27,11 @@ class ProfiledTick(Tick):
             self._events = [torch.cuda.Event(enable_timing=True) for _ in range(count)]  # type: ignore[no-untyped-call]
         self._clock: list[tuple[str, float]] = []  # what ended, when
 
-    def decide(self, steps: Sequence[Step], inputs: Mapping[str, Value], ledger: Ledger, kept: Kept) -> Due:
+    def decide(self, inputs: Mapping[str, Value], rest: Rest, ledger: Ledger, kept: Kept) -> Due:
         """As a tick does, with a mark before the inputs are staged."""
         self._clock.clear()
         self._mark("")
-        return super().decide(steps, inputs, ledger, kept)
+        return super().decide(inputs, rest, ledger, kept)
 
     def replay(self, due: Due, ledger: Ledger) -> None:
         """Runs the due steps in order, a mark between them."""
@@ -57,5 +57,5 @@ class ProfiledTick(Tick):
 
     def _mark(self, name: str) -> None:
         if self._events:
-            self._events[len(self._clock)].record()
+            self._events[len(self._clock)].record(self.windows.stream)
         self._clock.append((name, time.perf_counter()))

@@ -64,8 +64,8 @@ class Refresh:
         self._fresh: Iterator[int] = itertools.count(1)
         self._keys: dict[tuple[int, ...], int] = {}
         self.steps = tuple(self._steps(plan, layout, merge, prepared) for plan in plans)
-        self.first = self._first({i for i in self.inputs if layout.buffers[self.names[i]].bytes > SMALL})
-        self.first_inputs = frozenset(i for step in self.first for i in step.reads)
+        self.first = self._first(plans, {name for name in self.names if layout.buffers[name].bytes > SMALL})
+        self.first_inputs = frozenset(self.inputs).intersection(i for step in self.first for i in step.reads)
         if not prepared:
             self._mark_prepared(plans)
 
@@ -123,16 +123,18 @@ class Refresh:
             if i not in self._constant:
                 self.present[i] = NOTHING
 
-    def _first(self, large: set[int]) -> tuple[Step, ...]:
-        """Steps of every plan that read large inputs and nothing computed: the device can have them before the rest."""
-        inputs, table = set(self.inputs), self.steps
-        return tuple(
-            step
-            for step in table[0]
-            if inputs.issuperset(step.reads)
-            and not large.isdisjoint(step.reads)
-            and all(_may_lead(step, steps) for steps in table)
-        )
+    def _first(self, plans: Sequence[Plan], large: set[str]) -> tuple[Step, ...]:
+        """Steps of every plan that large inputs reach and nothing but an observation, with what these need: the device
+        can have them before the rest is known.
+        """
+        reach = [sources(plan) for plan in plans]
+        seen = {name for name, tick in plans[0].ticks.items() if tick == "observation"}
+        wanted = [reach[0][step.names[0]] for step in self.steps[0]]
+        known = frozenset().union(*(names for names in wanted if names <= seen and names & large))
+        first = [step for step, names in zip(self.steps[0], wanted, strict=True) if names and names <= known]
+        while not all(_may_lead(first, steps) for steps in self.steps):
+            first.pop()
+        return tuple(first)
 
     _constant: frozenset[int] = frozenset()
 
@@ -171,14 +173,19 @@ class Refresh:
         )
 
 
-def _may_lead(step: Step, steps: Sequence[Step]) -> bool:
-    """Whether a step of a plan may run before all others: it shares no byte with what those before it read or write."""
-    keys = [other.key for other in steps]
-    if step.key not in keys:
-        return False
-    before = steps[: keys.index(step.key)]
-    mine = {*step.writes, *step.spoils}
-    return all(mine.isdisjoint((*other.reads, *other.writes)) for other in before)
+def _may_lead(first: Sequence[Step], steps: Sequence[Step]) -> bool:
+    """Whether these steps, in their order, may run before all others of a plan: they share no byte with what those
+    before them read or write.
+    """
+    keys = [step.key for step in steps]
+    for step in first:
+        if step.key not in keys:
+            return False
+        mine = {*step.writes, *step.spoils}
+        before = (other for other in steps[: keys.index(step.key)] if other not in first)
+        if not all(mine.isdisjoint((*other.reads, *other.writes)) for other in before):
+            return False
+    return True
 
 
 def _getter(touches: tuple[int, ...]) -> Callable[[Sequence[int]], tuple[int, ...]]:

@@ -127,9 +127,10 @@ class Sessions:
         session.used = time.monotonic()
         if self._active is session:
             return
-        self.release()
-        if session.saved is not None:
-            self._load(session.saved)
+        with self.home.thread.on_stream():
+            self.release()
+            if session.saved is not None:
+                self._load(session.saved)
         self._active = session
 
     def release(self) -> None:

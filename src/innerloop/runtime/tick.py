@@ -1,12 +1,13 @@
 """The hot path, whole: copy in, replay what is due, copy out; the caller waits once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from innerloop.runtime.capture import Program
 from innerloop.runtime.refresh import Ledger, Refresh, Step
 from innerloop.runtime.windows import Given, Kept, Value, Windows
 
 Due = list[tuple[Step, int]]
+Rest = Callable[[], tuple[Mapping[str, Value], Sequence[Step]]]  # inputs that come later, and the plan's steps
 
 
 class Tick:
@@ -17,24 +18,28 @@ class Tick:
         self.windows = windows
         self.programs = programs
 
-    def decide(self, steps: Sequence[Step], inputs: Mapping[str, Value], ledger: Ledger, kept: Kept) -> Due:
-        """Starts what `inputs` make due and the copy of the outputs into the host's windows.
+    def decide(self, inputs: Mapping[str, Value], rest: Rest, ledger: Ledger, kept: Kept) -> Due:
+        """Starts what the inputs make due and the copy of the outputs into the host's windows.
 
-        Steps that read large inputs alone come first, so that the device is at work while the host looks at the rest.
+        Steps that images alone reach come first, so that the device is at work while the host looks at everything else
+        and asks for the rest.
         """
+        windows, first = self.windows, self.refresh.first
         try:
-            early, late = self.windows.look(inputs, self.refresh.first_inputs)
-            first = self._start(self.refresh.first, early, ledger, kept)
-            rest = self._start(steps, late, ledger, kept)
-            self.windows.fetch()
+            early, late = windows.look(inputs, self.refresh.first_inputs)
+            begun = self._start(first, [early], ledger, kept)
+            more, steps = rest()
+            due = self._start(steps, [late, windows.look(more, frozenset())[1]], ledger, kept)
+            windows.fetch()
         except BaseException:
-            self.windows.mark()
-            self.windows.wait()  # staging must not change under a copy
+            windows.mark()
+            windows.wait()  # staging must not change under a copy
             raise
-        return first + rest
+        return begun + due
 
-    def _start(self, steps: Sequence[Step], given: Given, ledger: Ledger, kept: Kept) -> Due:
-        self.windows.stage(given, ledger, kept)
+    def _start(self, steps: Sequence[Step], given: Sequence[Given], ledger: Ledger, kept: Kept) -> Due:
+        for values in given:
+            self.windows.stage(values, ledger, kept)
         due = self.refresh.due(steps, ledger)
         self.windows.upload(due, ledger, kept)
         self.replay(due, ledger)

@@ -10,6 +10,7 @@ import torch
 from innerloop.contract.buffer import Buffer, Role
 from innerloop.contract.errors import ObservationError, PlanError
 from innerloop.runtime.arena import Arena
+from innerloop.runtime.driver import Driver
 from innerloop.runtime.refresh import NOTHING, SMALL, Ledger, Refresh, Step
 
 Value = np.ndarray | Sequence[np.ndarray]  # an array, or one flat array a row where rows differ in length
@@ -18,7 +19,6 @@ Kept = list[Pieces | None]  # a session's last values; None where they lie in th
 
 GLANCE = 1024  # bytes; a new frame shows in the ones in its middle, which spares reading all of it
 BLOCK = 65536  # bytes compared at once, so that what is compared stays in the nearest caches
-VIEWS = 256  # pairs of views kept; runs of small inputs and sizes of rows take few values
 
 NUMPY: dict[torch.dtype, np.dtype[Any]] = {
     torch.uint8: np.dtype(np.uint8),
@@ -110,17 +110,17 @@ class Given(NamedTuple):
 
 
 class Windows:
-    """Staging for the inputs and outputs of an arena; pinned on CUDA. Only the device's thread may call,
-    unless a method says otherwise."""
+    """Staging for the inputs and outputs of an arena; pinned on CUDA. Only who has the device's turn may call, unless a
+    method says otherwise. driver: of the stream that copies go to, by default the current one."""
 
-    def __init__(self, arena: Arena, refresh: Refresh) -> None:
+    def __init__(self, arena: Arena, refresh: Refresh, driver: Driver | None = None) -> None:
         self._refresh = refresh
         self.pinned = arena.device.type == "cuda"
+        self.driver = Driver(torch.cuda.current_stream(arena.device)) if self.pinned and driver is None else driver
         self._slots = [_slot(arena, refresh, at, index) for at, index in enumerate(refresh.inputs)]
         self._by_name = {slot.buffer.name: slot for slot in self._slots}
         self._in_order = sorted(self._slots, key=lambda slot: slot.start)
         self._read = {step.key: frozenset(step.reads) for steps in refresh.steps for step in steps}
-        self._views: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self._device = arena.regions[Role.INPUT.value]
         self._staging = torch.zeros(self._device.shape, dtype=torch.uint8, pin_memory=self.pinned)
         self._host = self._staging.numpy()
@@ -130,6 +130,11 @@ class Windows:
         self._out_staging = torch.zeros(self._out_device.shape, dtype=torch.uint8, pin_memory=self.pinned)
         self._outputs = {name: self._output_view(arena, name) for name in (refresh.names[i] for i in refresh.outputs)}
         self._done = torch.cuda.Event() if self.pinned else None  # type: ignore[no-untyped-call]
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """Where copies go; None without a GPU."""
+        return None if self.driver is None else self.driver.stream
 
     def look(self, inputs: Mapping[str, Value], first: frozenset[int]) -> tuple[Given, Given]:
         """The values as bytes, those of the buffers `first` apart. Raises ObservationError before anything changes."""
@@ -188,13 +193,16 @@ class Windows:
 
     def fetch(self) -> None:
         """Starts the copy of all outputs to the host, and marks its end."""
-        self._out_staging.copy_(self._out_device, non_blocking=True)
+        if self.driver is None:
+            self._out_staging.copy_(self._out_device)
+        else:
+            self.driver.copy_out(self._out_staging.data_ptr(), self._out_device.data_ptr(), self._out_device.numel())
         self.mark()
 
     def mark(self) -> None:
         """Everything started so far is what `wait` waits for."""
         if self._done is not None:
-            self._done.record()
+            self._done.record(self.stream)
 
     def wait(self) -> None:
         """Waits for the mark: the one synchronisation of a decision. Any thread may call."""
@@ -292,12 +300,10 @@ class Windows:
 
     def _copy(self, start: int, end: int) -> None:
         """Starts one copy from staging into the same place on the device."""
-        views = self._views.get((start, end))
-        if views is None:
-            if len(self._views) >= VIEWS:
-                self._views.clear()
-            views = self._views[start, end] = self._device[start:end], self._staging[start:end]
-        views[0].copy_(views[1], non_blocking=True)
+        if self.driver is None:
+            self._device[start:end] = self._staging[start:end]
+        else:
+            self.driver.copy_in(self._device.data_ptr() + start, self._staging.data_ptr() + start, end - start)
 
     def _output_view(self, arena: Arena, name: str) -> np.ndarray:
         buffer = arena.layout.buffers[name]

@@ -56,11 +56,12 @@ def test_a_time_line_has_every_part_in_order_and_leaves_no_mark() -> None:
     assert machine._tick.programs is before[-2]["programs"]
     policy.close()
     names = [part.name for part in line.parts]
-    wanted = ["receive", "prepare", "hand-over to the device's thread", "compare", "staged 1", "staged 2"]
+    wanted = ["receive", "images ready", "hand-over to the device's thread", "compare", "staged 1", "staged 2"]
     wanted += [
         "inputs are on their way 1",
         "replay call of vision",
-        "compare small inputs 2",
+        "state, prompt, noise",
+        "compare small inputs 3",
         "inputs are on their way 2",
     ]
     wanted += ["replay call of context", "replay call of action", "start of the read back"]

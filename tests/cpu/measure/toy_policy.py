@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,14 @@ class ToySubject:
     def finish(self, profiled: Profiled, prepared: Prepared) -> np.ndarray:
         time.sleep(self.slow.get("postprocess", 0))
         return profiled.outputs["actions"] * 2
+
+    def infer_in_parts(self, observation: Mapping[str, Any], noise: np.ndarray) -> Profiled:
+        started = time.perf_counter()
+        prepared = self.prepare(observation, noise)
+        ready = time.perf_counter()
+        profiled = self.profile(prepared)
+        self.finish(profiled, prepared)
+        return replace(profiled, preprocess_ms=1e3 * (ready - started))
 
     def interpret(self, prepared: Prepared) -> np.ndarray:
         return self.profile(prepared).outputs["actions"] + np.float32(self.wrong)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loaded_policies import course
 
 import innerloop
 from innerloop.contract import CheckpointError, ObservationError, Previous
@@ -51,6 +52,14 @@ def test_every_stage_is_the_official_one(name: str, tmp_path: Path) -> None:
         theirs = GOLDEN[f"{name}.{stage}"]
         assert ours.shape == theirs.shape
         assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, np.abs(theirs).max()), stage
+
+
+def test_vision_is_under_way_before_the_host_turns_to_the_text(
+    droid: LoadedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = course(droid, groot.observation(groot.CASES["droid"]), monkeypatch)
+    assert order[:4] == ["grid", "resize", "vision", "text"]
+    assert {"layout+masks", "context", "proprioception", "action"} <= set(order[4:])
 
 
 def stages(policy: LoadedPolicy, observation: dict[str, Any], seed: int, session: str = "refresh") -> set[str]:

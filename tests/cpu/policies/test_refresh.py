@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from loaded_policies import CHECKPOINTS, observe
+from loaded_policies import CHECKPOINTS, course, observe
 
 import innerloop
 from innerloop.contract import PlanError
@@ -52,6 +52,14 @@ def test_refresh_by_what_changed(policy: LoadedPolicy) -> None:
     some = {name: None if name != policy.config.cameras[0] else frame for name in policy.config.cameras}
     if len(some) > 1:
         assert stages(policy, {**new_state, "images": some}, 1, "refresh") == ("layout", *after_image)
+
+
+def test_vision_is_under_way_before_the_host_turns_to_the_text(
+    policy: LoadedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = course(policy, observe(policy, 0), monkeypatch)
+    assert order[:2] == ["vision", "text"]
+    assert {"layout", "prompt", "context", "action"} <= set(order[2:])
 
 
 def test_skipping_gives_the_same_bits(policy: LoadedPolicy) -> None:

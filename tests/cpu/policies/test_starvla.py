@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loaded_policies import course
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
@@ -51,6 +52,14 @@ def test_actions_are_those_of_the_official_modules(loaded: Loaded) -> None:
     for index, case in enumerate(starvla.CASES[name]):
         chunk = policy.infer(seen(run, case), noise=starvla.noise(run, case))
         np.testing.assert_allclose(chunk.normalized, GOLDEN[f"{name}.{index}"], atol=TOLERANCE, rtol=0)
+
+
+def test_vision_is_under_way_before_the_host_turns_to_the_text(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, run, policy = loaded
+    state = ["proprioception"] if policy.config.state_token else []
+    order = course(policy, seen(run, starvla.CASES[name][0]), monkeypatch)
+    assert order[:4] == ["grid", "resize", "vision", "text"]
+    assert set("+".join(order[4:]).split("+")) == {"layout", "context", "action"} | {*state}
 
 
 def test_family_and_every_tensor_accounted_for(loaded: Loaded) -> None:

@@ -155,7 +155,8 @@ def test_groups_side_by_side_keep_their_own_numbers() -> None:
     )
     step = modality.GroupStep(states, actions, 5, True, 20)
     state = generator.standard_normal(15).astype(np.float32)
-    draft = Draft({}, "", state, state)
+    draft = Draft({}, "", state)
+    draft.raw_state = draft.state = state
     step.forward(draft)
     parts = [one.normalize(state[3 * i :][:3], True) for i, one in enumerate(states)]
     assert draft.state.tobytes() == np.concatenate(parts).tobytes()

@@ -19,7 +19,8 @@ def machine():
         Stage(f"copy {name}", lambda b, name=name: b[f"{name} out"].copy_(b[name]), (name,), (f"{name} out",))
         for name in sizes
     )
-    made = Machine({1: Plan("four", {b.name: b for b in listed}, steps, dict.fromkeys(sizes, "step"), "f")})
+    ticks = {**dict.fromkeys(sizes, "step"), "big": "observation"}
+    made = Machine({1: Plan("four", {b.name: b for b in listed}, steps, ticks, "f")})
     yield made
     made.close()
 
@@ -134,6 +135,36 @@ def test_what_reads_a_large_input_alone_runs_before_the_small_ones_are_staged(ma
     assert decision.stages == ("copy a", "copy b", "copy c", "copy big")  # by the plan
 
 
+def test_the_rest_is_asked_for_when_the_device_is_at_work(machine):
+    order, tick = [], machine._tick
+    names = machine._programs.names
+    tick.programs = [
+        lambda name=name, run=run: (order.append(name), run()) for name, run in zip(names, tick.programs, strict=True)
+    ]
+    small = {name: value for name, value in values(0).items() if name != "big"}
+    decision = machine.decide_while("s", {"big": values(0)["big"]}, lambda: (order.append("rest"), (small, 1))[1])
+    check(decision, values(0))
+    assert order == ["copy big", "rest", "copy a", "copy b", "copy c"]
+    assert decision.stages == ("copy a", "copy b", "copy c", "copy big")
+
+
+@pytest.mark.parametrize("wrong", [{"nonsense": np.zeros(3, np.float32)}, {"c": np.zeros((2, 2), np.float32)}, None])
+def test_a_rest_that_is_refused_leaves_what_came_first(machine, wrong):
+    machine.decide("s", values(0), 1)
+    first = {"big": values(1)["big"]}
+
+    def rest():
+        if wrong is None:
+            raise ObservationError("nothing but a picture")
+        return wrong, 1
+
+    with pytest.raises(ObservationError):
+        machine.decide_while("s", first, rest)
+    decision = machine.decide("s", {}, 1)
+    check(decision, {**values(0), **first})
+    assert decision.stages == ()
+
+
 def test_a_wrong_input_is_refused_before_anything_has_changed(machine):
     machine.decide("s", values(0), 1)
     with pytest.raises(ObservationError, match="no input"):
@@ -166,7 +197,7 @@ def shared_scratch(wide):
             ("out", out, (f"{name} work",), (f"{name} out",)),
         )
     ]
-    return Plan("shared", {b.name: b for b in listed}, tuple(steps), {"a": "step", "big": "step"}, "f")
+    return Plan("shared", {b.name: b for b in listed}, tuple(steps), {"a": "step", "big": "observation"}, "f")
 
 
 def test_a_step_that_shares_bytes_with_an_earlier_one_keeps_its_place():

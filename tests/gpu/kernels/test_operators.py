@@ -22,7 +22,7 @@ from innerloop.kernels.image import reference as image_reference
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ALL = {f"{c.op}: {c.label}": c for c in cases()}
 # Products that a kernel of ours may make.
-OURS = ("siglip patches", "siglip fc2, add rms", "vit out, add rms", "36 projections", "36 K and V")
+OURS = ("siglip patches", "dit state + relu", "siglip fc2, add rms", "vit out, add rms", "36 projections", "36 K and V")
 TRITON = {name: c for name, c in ALL.items() if c.op != "linear" or c.label in OURS}
 CHAINED = {name: c for name, c in TRITON.items() if c.op != "timestep"}  # time embeddings are made once, at load
 

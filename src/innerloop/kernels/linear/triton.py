@@ -191,6 +191,9 @@ UNALIGNED = Table(
     shared_bytes=_shared_bytes,
 )
 
+# What the library's products end with, as torch asks for it: CUBLASLT_EPILOGUE_GELU_BIAS is the tanh form.
+EPILOGUES: dict[Activation, bool] = {"gelu_tanh": True, "relu": False}
+
 
 @triton.jit
 def _product(
@@ -237,9 +240,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Ac
             return _own(rows, weight, bias, choice, activation).view(*x.shape[:-1], weight.shape[0])
     if activation is None:
         return _whole(x, weight, bias)
-    if activation == "gelu_tanh" and bias is not None and not unfused(x):
-        # CUBLASLT_EPILOGUE_GELU_BIAS is the tanh form.
-        out = torch._addmm_activation(bias, rows, weight.t(), use_gelu=True)
+    if activation in EPILOGUES and bias is not None and _chosen_by_shape(rows, weight):
+        out = torch._addmm_activation(bias, rows, weight.t(), use_gelu=EPILOGUES[activation])
         return out.view(*x.shape[:-1], weight.shape[0])
     return activation_triton.activate(_whole(x, weight, bias), activation)
 
