@@ -12,8 +12,8 @@ from innerloop.contract.buffer import Buffer, Role
 from innerloop.contract.errors import PlanError
 from innerloop.contract.plan import Plan
 from innerloop.runtime.arena import Arena
-from innerloop.runtime.driver import Driver
 from innerloop.runtime.interpret import execute
+from innerloop.runtime.queue import Queue
 from innerloop.runtime.refresh import Refresh, Step
 from innerloop.runtime.windows import Value, host_dtype, write_window
 
@@ -60,11 +60,11 @@ def capture(
                 programs.run[step.key]()
     torch.cuda.current_stream().synchronize()
     clock.append(time.perf_counter())
-    pool, driver = torch.cuda.graph_pool_handle(), Driver(torch.cuda.current_stream())
+    pool, queue = torch.cuda.graph_pool_handle(), Queue(torch.cuda.current_stream())
     replays: list[Program] = []
     for name, run in zip(programs.names, programs.run, strict=True):
         programs.graphs[name] = _graph(run, pool)
-        replays.append(driver.launcher(programs.graphs[name]))
+        replays.append(queue.launcher(programs.graphs[name]))
     clock.append(time.perf_counter())
     for steps, sample in zip(refresh.steps, given, strict=True):
         _write_all(arena, sample)

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from innerloop.runtime.driver import Driver
+from innerloop.runtime.queue import Queue
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class DeviceThread:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream: torch.cuda.Stream | None = None
-        self.driver: Driver | None = None  # of the stream
+        self.queue: Queue | None = None  # of the stream
         self._queue: SimpleQueue[tuple[Callable[[], Any], _Reply]] = SimpleQueue()
         self._local = threading.local()
         self._left: Ending[Any] | None = None
@@ -114,7 +114,7 @@ class DeviceThread:
         """
         if threading.current_thread() is self._thread or self._captures():
             return self.call(function)
-        with self._turn, self.driver or nullcontext():
+        with self._turn, self.queue or nullcontext():
             self._settle_last()
             return function()
 
@@ -153,7 +153,7 @@ class DeviceThread:
             torch.cuda.set_device(self.device)
             self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             torch.cuda.set_stream(self.stream)
-            self.driver = Driver(self.stream)
+            self.queue = Queue(self.stream)
         while True:
             function, reply = self._queue.get()
             try:

@@ -10,7 +10,7 @@ import torch
 from innerloop.contract.buffer import Buffer, Role
 from innerloop.contract.errors import ObservationError, PlanError
 from innerloop.runtime.arena import Arena
-from innerloop.runtime.driver import Driver
+from innerloop.runtime.queue import Queue
 from innerloop.runtime.refresh import NOTHING, SMALL, Ledger, Refresh, Step
 
 Value = np.ndarray | Sequence[np.ndarray]  # an array, or one flat array a row where rows differ in length
@@ -111,12 +111,12 @@ class Given(NamedTuple):
 
 class Windows:
     """Staging for the inputs and outputs of an arena; pinned on CUDA. Only who has the device's turn may call, unless a
-    method says otherwise. driver: of the stream that copies go to, by default the current one."""
+    method says otherwise. queue: of the stream that copies go to, by default the current one."""
 
-    def __init__(self, arena: Arena, refresh: Refresh, driver: Driver | None = None) -> None:
+    def __init__(self, arena: Arena, refresh: Refresh, queue: Queue | None = None) -> None:
         self._refresh = refresh
         self.pinned = arena.device.type == "cuda"
-        self.driver = Driver(torch.cuda.current_stream(arena.device)) if self.pinned and driver is None else driver
+        self.queue = Queue(torch.cuda.current_stream(arena.device)) if self.pinned and queue is None else queue
         self._slots = [_slot(arena, refresh, at, index) for at, index in enumerate(refresh.inputs)]
         self._by_name = {slot.buffer.name: slot for slot in self._slots}
         self._in_order = sorted(self._slots, key=lambda slot: slot.start)
@@ -134,7 +134,7 @@ class Windows:
     @property
     def stream(self) -> torch.cuda.Stream | None:
         """Where copies go; None without a GPU."""
-        return None if self.driver is None else self.driver.stream
+        return None if self.queue is None else self.queue.stream
 
     def look(self, inputs: Mapping[str, Value], first: frozenset[int]) -> tuple[Given, Given]:
         """The values as bytes, those of the buffers `first` apart. Raises ObservationError before anything changes."""
@@ -193,10 +193,10 @@ class Windows:
 
     def fetch(self) -> None:
         """Starts the copy of all outputs to the host, and marks its end."""
-        if self.driver is None:
+        if self.queue is None:
             self._out_staging.copy_(self._out_device)
         else:
-            self.driver.copy_out(self._out_staging.data_ptr(), self._out_device.data_ptr(), self._out_device.numel())
+            self.queue.copy_out(self._out_staging.data_ptr(), self._out_device.data_ptr(), self._out_device.numel())
         self.mark()
 
     def mark(self) -> None:
@@ -300,10 +300,10 @@ class Windows:
 
     def _copy(self, start: int, end: int) -> None:
         """Starts one copy from staging into the same place on the device."""
-        if self.driver is None:
+        if self.queue is None:
             self._device[start:end] = self._staging[start:end]
         else:
-            self.driver.copy_in(self._device.data_ptr() + start, self._staging.data_ptr() + start, end - start)
+            self.queue.copy_in(self._device.data_ptr() + start, self._staging.data_ptr() + start, end - start)
 
     def _output_view(self, arena: Arena, name: str) -> np.ndarray:
         buffer = arena.layout.buffers[name]
