@@ -34,6 +34,9 @@ def _check_above(path: Path | None) -> None:
 CheckpointPath = Annotated[
     Path, typer.Argument(metavar="CKPT", help="checkpoint directory (LeRobot, openpi, GR00T or starVLA)")
 ]
+Target = Annotated[
+    str, typer.Argument(metavar="CKPT|FAMILY", help="checkpoint directory, or a family for random weights")
+]
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; default: a GPU if there is one")]
 Precision = Annotated[str | None, typer.Option(help="bf16 or fp32; default: bf16 on a GPU, fp32 on a CPU")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
@@ -58,6 +61,10 @@ EdgeFile = Annotated[
     Path | None, typer.Option("--edge", metavar="FILE", help="JSON with what only you know (docs/process.md)")
 ]
 MemoryCap = Annotated[float | None, typer.Option(metavar="GIB", help="refuse a memory plan larger than this")]
+RandomWeights = Annotated[bool, typer.Option("--random-weights", help="the published full size, weights made up")]
+Ticks = Annotated[
+    int, typer.Option(min=1, help="measured decisions, after warm-up; of slow policies as many as a minute holds")
+]
 Against = Annotated[
     str,
     typer.Option(
@@ -90,11 +97,9 @@ def remedy(error: ModuleNotFoundError) -> str | None:
 
 def edge(rename: list[str] | None, tokenizer: Path | None, file: Path | None = None) -> Any:
     """The Edge that --edge, --rename and --tokenizer ask for; the last two stand before the file."""
-    from innerloop.process import Edge, read_edge
+    from innerloop.process import edge_of
 
-    found = Edge() if file is None else read_edge(file)
-    renames = {**found.rename, **pairs(rename or (), "--rename")}
-    return replace(found, rename=renames, tokenizer=tokenizer or found.tokenizer)
+    return edge_of(file, tokenizer, pairs(rename or (), "--rename"))
 
 
 def behind_a_server(found: Any) -> Any:

@@ -230,12 +230,8 @@ def parity(
 @app.command()
 def bench(
     context: typer.Context,
-    target: Annotated[
-        str, typer.Argument(metavar="CKPT|FAMILY", help="checkpoint directory, or a family with --random-weights")
-    ] = "",
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="the published full size, weights made up")
-    ] = False,
+    target: arguments.Target = "",
+    random_weights: arguments.RandomWeights = False,
     views: Annotated[int, typer.Option(help="cameras, for random weights")] = 2,
     chunk: Annotated[int, typer.Option(help="actions of a chunk, for random weights")] = 10,
     steps: Annotated[int, typer.Option(help="solver steps, for random weights")] = 10,
@@ -245,9 +241,7 @@ def bench(
     device: arguments.Device = None,
     precision: arguments.Precision = None,
     kernels: Annotated[str, typer.Option(help="reference, operators or fused")] = "fused",
-    ticks: Annotated[
-        int, typer.Option(min=1, help="measured decisions, after warm-up; of slow policies as many as a minute holds")
-    ] = 1000,
+    ticks: arguments.Ticks = 1000,
     seed: Annotated[int, typer.Option(min=0, help="seed of weights, observations and noise")] = 0,
     against: arguments.Against = "",
     batch: Annotated[str, typer.Option(help="batch sizes of a batch curve, comma separated")] = "",
@@ -259,6 +253,8 @@ def bench(
     delay_ms: Annotated[float, typer.Option(help="network delay, both ways")] = 0.0,
     horizon: Annotated[int | None, typer.Option(help="executed actions of a chunk")] = None,
     assets: arguments.Assets = None,
+    adapter: arguments.Adapter = None,
+    edge: arguments.EdgeFile = None,
     tokenizer: arguments.TokenizerPath = None,
     url: Annotated[str | None, typer.Option(metavar="ws://HOST:PORT", help="measure a server at its clients")] = None,
     clients: Annotated[str, typer.Option(help="with --url: clients at once, comma separated")] = "1",
@@ -291,22 +287,21 @@ def bench(
     if not target:
         raise typer.BadParameter("name a checkpoint directory, or a family with --random-weights")
     arguments.check_family(target, random_weights)
+    named = {"adapter": adapter, "edge": edge, "tokenizer": tokenizer}
     asked: dict[str, Any] = {
         "random_weights": random_weights, "views": views, "chunk": chunk, "steps": steps, "prompt_tokens": prompt_tokens,
         "frames": frames, "encoding": encoding, "device": device, "precision": precision, "kernels": kernels,
         "ticks": ticks, "seed": seed, "against": arguments.listed(against), "batch": arguments.counts(batch, "--batch"),
         "ladder": ladder, "control": control, "control_hz": control_hz, "environment_ms": environment_ms,
         "delay_ms": delay_ms, "horizon": horizon, "profile": profile, "assets": assets,
-        "tokenizer": None if tokenizer is None else str(tokenizer),
+        **{name: str(path) for name, path in named.items() if path is not None},
     }  # fmt: skip
     command.bench_command(BenchOptions(target, **asked), out, as_json, trace)
 
 
 @app.command()
 def tune(
-    target: Annotated[
-        str, typer.Argument(metavar="CKPT|FAMILY", help="checkpoint directory, or a family for random weights")
-    ],
+    target: arguments.Target,
     prompt: Annotated[
         str, typer.Option(help="the task in words; its length chooses the capacity")
     ] = "pick up the red block",
@@ -314,16 +309,19 @@ def tune(
     file: Annotated[Path | None, typer.Option(help="where to keep the choices; default: the user's cache")] = None,
     precision: arguments.Precision = None,
     assets: arguments.Assets = None,
+    adapter: arguments.Adapter = None,
+    edge: arguments.EdgeFile = None,
     tokenizer: arguments.TokenizerPath = None,
 ) -> None:
     """Try kernel launches inside the captured pipeline and keep those that make a decision faster on this GPU."""
     from innerloop import engine
     from innerloop.measure import tuning
 
-    asked = {"precision": precision, "assets": assets, "edge": arguments.edge(None, tokenizer)}
-    policy = (
-        _load(Path(target), **asked) if Path(target).is_dir() else engine.random_policy(target, precision=precision)
-    )
+    if Path(target).is_dir():
+        known = arguments.edge(None, tokenizer, edge)
+        policy = _load(Path(target), precision=precision, assets=assets, adapter=adapter, edge=known)
+    else:
+        policy = engine.random_policy(target, precision=precision)
     tuning.tune_command(policy, prompt, ticks, file, out)
     policy.close()
 

@@ -12,6 +12,7 @@ from innerloop.contract import InnerloopError
 from innerloop.measure.observations import frame_size
 
 PROGRAM = "innerloop bench"
+PATHS = ("adapter", "edge", "tokenizer")  # options that name a file or directory
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class BenchOptions:
 
     prompt_tokens: of the whole prompt; the default is raised where the shortest prompt of the policy has more.
     encoding: raw or jpeg, how frames travel. against: names of other implementations. batch: sizes of a batch curve.
-    horizon: executed actions of a chunk (all of them by default). delay_ms: network, both ways. assets, tokenizer: as in
-    innerloop.load, of a checkpoint.
+    horizon: executed actions of a chunk (all of them by default). delay_ms: network, both ways. assets, adapter,
+    tokenizer: as in innerloop.load, of a checkpoint; edge: a file as `innerloop run --edge` takes it.
     """
 
     target: str
@@ -47,6 +48,8 @@ class BenchOptions:
     delay_ms: float = 0.0
     horizon: int | None = None
     assets: str | None = None
+    adapter: str | None = None
+    edge: str | None = None
     tokenizer: str | None = None
 
     @property
@@ -62,7 +65,7 @@ class BenchOptions:
             flag = "--" + field.name.replace("_", "-")
             if value == field.default:
                 continue
-            if field.name == "tokenizer":
+            if field.name in PATHS:
                 value = Path(value).name
             if value is True:
                 words.append(flag)

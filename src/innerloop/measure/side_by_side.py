@@ -16,9 +16,9 @@ from innerloop.contract import InnerloopError
 from innerloop.engine import LoadedPolicy
 from innerloop.kernels import Kernels
 from innerloop.measure.bench import Reference
-from innerloop.measure.options import BenchOptions
+from innerloop.measure.options import PATHS, BenchOptions
 from innerloop.policies import FAMILIES, detect
-from innerloop.process import Edge
+from innerloop.process import edge_of
 from innerloop.weights import open_checkpoint
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,8 @@ class Bench:
                 batch=batch,
                 kernels=kind,
                 assets=options.assets,
-                edge=Edge(tokenizer=options.tokenizer),
+                adapter=options.adapter,
+                edge=edge_of(Path(options.edge) if options.edge else None, options.tokenizer),
                 announce=log.info,
             )
         if LEROBOT in options.against:
@@ -178,12 +179,17 @@ def _check_given(options: BenchOptions) -> None:
     """Raises InnerloopError for an option that would change nothing."""
     idle: tuple[str, ...]
     if options.random_weights:
-        idle, why = ("assets", "tokenizer"), "there are no files"
+        idle, why = ("assets", *PATHS), "there are no files"
     else:
         idle, why = ("views", "chunk", "steps"), "a checkpoint states its own; with --random-weights it counts"
     for field in dataclasses.fields(options):
         if field.name in idle and getattr(options, field.name) != field.default:
             raise InnerloopError(f"--{field.name} changes nothing here: {why}. Leave it out")
+    if {LEROBOT, COMPILED}.intersection(options.against) and (options.adapter or options.edge):
+        raise InnerloopError(
+            "LeRobot opens the checkpoint as it is, so it would run another policy than --adapter and --edge ask for: "
+            "leave these out, or LeRobot"
+        )
 
 
 def _check(name: str, family: str) -> None:

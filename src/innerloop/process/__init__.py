@@ -3,7 +3,7 @@
 from innerloop.process.action import ActionLimitError, ActionLimits, LimitsError, RelativeActions
 from innerloop.process.build import Edge, flow_processor
 from innerloop.process.cameras import Cameras
-from innerloop.process.edge import read_edge
+from innerloop.process.edge import edge_of, read_edge
 from innerloop.process.image import FRAME_BYTES, ImageSpec, from_frame, resize_with_pad, to_frame
 from innerloop.process.pipeline import Context, Prepared, Processor
 from innerloop.process.state import Normalizer, discretize
@@ -25,6 +25,7 @@ __all__ = [
     "RelativeActions",
     "Tokenizer",
     "discretize",
+    "edge_of",
     "flow_processor",
     "from_frame",
     "read_edge",

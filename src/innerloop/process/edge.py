@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,13 @@ _KINDS: dict[str, tuple[type, str]] = {
     "tokenizer": (str, "a path"),
 }
 _ITEMS: dict[str, type] = {"rename": str, "absent": str, "relative": bool}  # of what the value holds
+
+
+def edge_of(file: Path | None, tokenizer: str | Path | None = None, rename: Mapping[str, str] | None = None) -> Edge:
+    """The Edge of a file and of what is given beside it, which stands before the file. Raises CheckpointError."""
+    found = Edge() if file is None else read_edge(file)
+    renames = {**found.rename, **(rename or {})}
+    return replace(found, rename=renames, tokenizer=tokenizer or found.tokenizer)
 
 
 def read_edge(path: Path) -> Edge:

@@ -1,6 +1,7 @@
 """The command on the shipped tiny checkpoint: every kind of record, the report, and a second run of the first."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,7 @@ def test_other_inputs_are_no_reproduction(folder: Path) -> None:
         BenchOptions("pi0", random_weights=True, against=("lerobot",), batch=(1, 2, 32), horizon=5, control_hz=12.5),
         BenchOptions("a dir", frames="640x480", encoding="jpeg", ladder=True, precision="bf16", delay_ms=3.0),
         BenchOptions("a dir", assets="libero_sim", tokenizer="tokenizer.json"),
+        BenchOptions("a dir", adapter="my lora", edge="edge.json"),
     ],
 )
 def test_a_command_line_gives_its_options_again(options: BenchOptions) -> None:
@@ -131,6 +133,21 @@ def test_a_robot_and_a_tokenizer_are_chosen_as_for_a_load(tmp_path: Path) -> Non
     assert (made.family, policy.cameras) == ("groot", ("exterior", "wrist"))
     policy.close()
     assert made.options.command().endswith("--assets oxe_droid_relative_eef_relative_joint --tokenizer tokenizer.json")
+
+
+def test_what_only_the_caller_knows_counts_for_a_benchmark(tmp_path: Path) -> None:
+    edge = tmp_path / "edge.json"
+    edge.write_text(json.dumps({"rename": {"front": "base"}}))
+    asked = BenchOptions(str(TINY), device="cpu", edge=str(edge), ticks=4)
+    whole = next(run_bench(asked))
+    assert isinstance(whole, record.LatencyRecord)
+    assert whole.command == "innerloop bench tiny-pi05 --device cpu --ticks 4 --edge edge.json"
+    policy = Bench(asked).policy()
+    assert policy.processor.describe()["rename"] == {"front": "base"}
+    policy.close()
+    for name in ("lerobot", "lerobot-compiled"):
+        with pytest.raises(InnerloopError, match="leave these out, or LeRobot"):
+            Bench(BenchOptions(str(TINY), edge=str(edge), against=(name,)))
 
 
 @pytest.mark.parametrize(
