@@ -110,13 +110,14 @@ class PolicySubject:
             raise InnerloopError("kernels are profiled on a GPU; on a CPU look at a trace (--trace FILE)")
         decide = partial(self.policy.runtime.decide, SESSION, prepared.inputs, prepared.capacity)
         self.policy.reset(SESSION)
-        stages = list(_stage_times(decide(profile=True).timing))
+        timing = decide(profile=True).timing
+        stages = list(_stage_times(timing))
 
         def afresh() -> None:
             self.policy.reset(SESSION)  # so that every stage is due
             decide()
 
-        return profile_graphs(afresh, stages)
+        return profile_graphs(afresh, stages, timing["run"])
 
 
 def make_workload(

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from innerloop.contract import InnerloopError
 
 COUNTED = 3  # decisions in a count
+LONG = 100.0  # milliseconds of a decision whose kernels are tens of thousands
 Event = dict[str, Any]
 
 
@@ -32,9 +33,14 @@ def count_launches(run: Callable[[], object]) -> int:
     return len(kernels(_events(run, 1, host=False)))
 
 
-def profile_graphs(run: Callable[[], object], graphs: Sequence[str]) -> dict[str, list[list[Event]]]:
-    """Kernel events by graph, one list a decision, where every decision replays `graphs` once each, in this order."""
-    return events_by_graph(_events(run), graphs)
+def profile_graphs(
+    run: Callable[[], object], graphs: Sequence[str], milliseconds: float = 0.0
+) -> dict[str, list[list[Event]]]:
+    """Kernel events by graph, one list a decision, where every decision replays `graphs` once each, in this order.
+
+    milliseconds: of a decision; where it takes long, and so has many kernels, one is looked at in place of three.
+    """
+    return events_by_graph(_events(run, 1 if milliseconds > LONG else COUNTED), graphs)
 
 
 def kernels(events: Sequence[Event]) -> list[Event]:

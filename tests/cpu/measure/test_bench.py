@@ -73,18 +73,23 @@ def test_the_record_is_valid_and_names_what_it_was_compared_with(record: Latency
 
 def test_a_slow_policy_takes_minutes_not_hours(simulated_time: None) -> None:
     """Seven seconds a decision: twenty are kept of a thousand, four compared, and the record says what was kept."""
-    compared = []
+    compared, taken_apart = [], []
 
     class Slow(ToySubject):
         def interpret(self, prepared: Prepared) -> np.ndarray:
             compared.append(prepared)
             return super().interpret(prepared)
 
+        def infer_in_parts(self, observation, noise) -> Profiled:
+            taken_apart.append(noise)
+            return super().infer_in_parts(observation, noise)
+
     record = bench(Slow({"action": 7.0}), toy_workload(9), Run("", ticks=1000))
-    assert (record.ticks, len(compared)) == (20, 4)
+    assert (record.ticks, len(taken_apart), len(compared)) == (20, 20, 4)
     compared.clear()
-    record = bench(Slow({"action": 0.05}), toy_workload(9), Run("", ticks=1000))
-    assert (record.ticks, len(compared)) == (1000, 9)
+    taken_apart.clear()
+    record = bench(Slow({"action": 0.04}), toy_workload(9), Run("", ticks=1000))
+    assert (record.ticks, len(taken_apart), len(compared)) == (1000, 200, 9)
 
 
 def test_agreement_is_of_the_worst_chunk_and_of_all_together() -> None:
