@@ -1,5 +1,6 @@
 """Flops, bytes and operations of a stage, read off one run of its reference path."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from innerloop.contract import Plan
@@ -49,6 +49,27 @@ class Cost:
         )
 
 
+class Operator:
+    """What is known of an aten operator whatever its arguments are; whole: it is not made of others."""
+
+    def __init__(self, func: Any) -> None:
+        returns = func._schema.returns
+        self.view = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+        self.gathers = func._overloadpacket in _GATHERS
+        self.whole = func._overloadpacket in flop_registry
+        self._formula = flop_registry.get(func._overloadpacket)
+        self._attention = func.name().startswith(_ATTENTION)
+
+    def flops(self, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+        """Of one run."""
+        if self._attention:
+            return _attention_flops(*args[:3])
+        return 0 if self._formula is None else int(self._formula(*args, **kwargs, out_val=result))
+
+
+_operator = functools.cache(Operator)  # a stage may run some 500,000, of which few are different
+
+
 class CostRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, adds up the operators that run, on any device, meta included."""
 
@@ -71,31 +92,23 @@ class CostRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func._overloadpacket not in flop_registry:
+        operator = _operator(func)
+        if not operator.whole:
             with self:
                 pieces = func.decompose(*args, **kwargs)
             if pieces is not NotImplemented:
                 return pieces
+            operator.whole = True
         result = func(*args, **kwargs)
-        if not _is_view(func):
-            self._note(func, args, kwargs, result)
-        else:
-            self._adopt(tree_leaves((args, kwargs)), result)
+        tensors = _tensors((*args, *kwargs.values()))
+        if not operator.view:
+            self._operations += 1
+            self._flops += operator.flops(args, kwargs, result)
+            for tensor in tensors:
+                moved = _distinct_bytes(tensor)
+                self._touch(tensor, min(moved, _distinct_bytes(result)) if operator.gathers else moved)
+        self._adopt(tensors, _tensors((result,)))
         return result
-
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        self._operations += 1
-        formula = flop_registry.get(func._overloadpacket)
-        if func.name().startswith(_ATTENTION):
-            self._flops += _attention_flops(*args[:3])
-        elif formula is not None:
-            self._flops += int(formula(*args, **kwargs, out_val=result))
-        gathered = func._overloadpacket in _GATHERS
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        for tensor in tensors:
-            moved = _distinct_bytes(tensor)
-            self._touch(tensor, min(moved, _distinct_bytes(result)) if gathered else moved)
-        self._adopt(tensors, result)
 
     def _touch(self, tensor: torch.Tensor, moved: int) -> None:
         storage = tensor.untyped_storage()
@@ -108,13 +121,12 @@ class CostRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place = (storage._cdata, int(tensor.storage_offset()))
         self._uses[place] = max(self._uses.get(place, 0), moved)
 
-    def _adopt(self, inputs: Sequence[Any], result: Any) -> None:
-        outside = {leaf.untyped_storage()._cdata for leaf in inputs if isinstance(leaf, torch.Tensor)} - self._inside
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                storage = leaf.untyped_storage()._cdata
-                if storage not in outside and storage not in self._outside:
-                    self._inside.add(storage)
+    def _adopt(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+        outside = {tensor.untyped_storage()._cdata for tensor in inputs} - self._inside
+        for tensor in results:
+            storage = tensor.untyped_storage()._cdata
+            if storage not in outside and storage not in self._outside:
+                self._inside.add(storage)
 
 
 def stage_costs(plan: Plan, inputs: Mapping[str, Value], device: torch.device) -> dict[str, Cost]:
@@ -139,9 +151,15 @@ def _attention_flops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
     return 2 * q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] * (q.shape[3] + v.shape[3])
 
 
-def _is_view(func: Any) -> bool:
-    returns = func._schema.returns
-    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    """Those among an operator's arguments or results, lists of tensors included."""
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [one for one in value if isinstance(one, torch.Tensor)]
+    return found
 
 
 def _distinct_bytes(tensor: torch.Tensor) -> int:
