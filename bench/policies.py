@@ -36,7 +36,7 @@ TOKEN_BY_TOKEN = "starvla-fast"  # its answer: a rung without graphs takes minut
 
 def cases(family: str, against: tuple[str, ...], ticks: int) -> Iterator[tuple[str, BenchOptions]]:
     """File name and options of every record, the usual case first."""
-    usual = BenchOptions(family, random_weights=True, ticks=ticks, against=against)
+    usual = BenchOptions(family, random_weights=True, chunk=10, ticks=ticks, against=against)
     if family in OTHERS:
         usual = replace(usual, **OTHERS[family])
         curves = {} if family == TOKEN_BY_TOKEN else {"ladder": True, "batch": BATCHES}

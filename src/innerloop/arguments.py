@@ -34,6 +34,10 @@ def _check_above(path: Path | None) -> None:
 CheckpointPath = Annotated[
     Path, typer.Argument(metavar="CKPT", help="checkpoint directory (LeRobot, openpi, GR00T or starVLA)")
 ]
+Chunk = Annotated[
+    int | None,
+    typer.Option(help="actions of a chunk: of random weights (10), or of an openpi directory that does not state them"),
+]
 Target = Annotated[
     str, typer.Argument(metavar="CKPT|FAMILY", help="checkpoint directory, or a family for random weights")
 ]

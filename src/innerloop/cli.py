@@ -233,7 +233,7 @@ def bench(
     target: arguments.Target = "",
     random_weights: arguments.RandomWeights = False,
     views: Annotated[int, typer.Option(help="cameras, for random weights")] = 2,
-    chunk: Annotated[int, typer.Option(help="actions of a chunk, for random weights")] = 10,
+    chunk: arguments.Chunk = None,
     steps: Annotated[int, typer.Option(help="solver steps, for random weights")] = 10,
     prompt_tokens: Annotated[int, typer.Option(help="tokens of the whole prompt, or of the shortest")] = 48,
     frames: Annotated[str, typer.Option(metavar="WxH", help="size of the frames sent")] = "224x224",
@@ -310,6 +310,7 @@ def tune(
     precision: arguments.Precision = None,
     assets: arguments.Assets = None,
     adapter: arguments.Adapter = None,
+    horizon: arguments.Horizon = None,
     edge: arguments.EdgeFile = None,
     tokenizer: arguments.TokenizerPath = None,
 ) -> None:
@@ -319,7 +320,8 @@ def tune(
 
     if Path(target).is_dir():
         known = arguments.edge(None, tokenizer, edge)
-        policy = _load(Path(target), precision=precision, assets=assets, adapter=adapter, edge=known)
+        chosen = {"assets": assets, "adapter": adapter, "horizon": horizon, "edge": known}
+        policy = _load(Path(target), precision=precision, **chosen)
     else:
         policy = engine.random_policy(target, precision=precision)
     tuning.tune_command(policy, prompt, ticks, file, out)

@@ -100,7 +100,7 @@ def read_openpi(config: Mapping[str, Any], family: str, horizon: int | None) -> 
     if chunk is None:
         raise CheckpointError(
             "this openpi checkpoint has no config.json with 'action_horizon' and tensors do not show it; "
-            "pass horizon= (10 for pi05_libero, 15 for pi05_droid, 50 for most others)"
+            "pass horizon=, to bench --chunk (10 for pi05_libero, 15 for pi05_droid, 50 for most others)"
         )
     if horizon is not None and chunk != horizon:
         raise CheckpointError(f"horizon={horizon} was given but config.json says action_horizon={chunk}")

@@ -12,6 +12,7 @@ from innerloop.contract import InnerloopError
 from innerloop.measure.observations import frame_size
 
 PROGRAM = "innerloop bench"
+CHUNK = 10  # actions of random weights
 PATHS = ("adapter", "edge", "tokenizer")  # options that name a file or directory
 
 
@@ -19,6 +20,7 @@ PATHS = ("adapter", "edge", "tokenizer")  # options that name a file or director
 class BenchOptions:
     """target: a checkpoint directory, or with `random_weights` a family. frames: width x height in pixels.
 
+    chunk: actions of random weights (10 where not said), or of an openpi directory that does not state them.
     prompt_tokens: of the whole prompt; the default is raised where the shortest prompt of the policy has more.
     encoding: raw or jpeg, how frames travel. against: names of other implementations. batch: sizes of a batch curve.
     horizon: executed actions of a chunk (all of them by default). delay_ms: network, both ways. assets, adapter,
@@ -28,7 +30,7 @@ class BenchOptions:
     target: str
     random_weights: bool = False
     views: int = 2
-    chunk: int = 10
+    chunk: int | None = None
     steps: int = 10
     prompt_tokens: int = 48
     frames: str = "224x224"

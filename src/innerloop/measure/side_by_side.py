@@ -16,7 +16,7 @@ from innerloop.contract import InnerloopError
 from innerloop.engine import LoadedPolicy
 from innerloop.kernels import Kernels
 from innerloop.measure.bench import Reference
-from innerloop.measure.options import PATHS, BenchOptions
+from innerloop.measure.options import CHUNK, PATHS, BenchOptions
 from innerloop.policies import FAMILIES, detect
 from innerloop.process import edge_of
 from innerloop.weights import open_checkpoint
@@ -60,6 +60,7 @@ class Bench:
                 options.target,
                 device=options.device,
                 precision=options.precision,
+                horizon=options.chunk,
                 batch=batch,
                 kernels=kind,
                 assets=options.assets,
@@ -72,7 +73,7 @@ class Bench:
         return engine.random_policy(
             options.target,
             cameras=options.views,
-            chunk=options.chunk,
+            chunk=options.chunk or CHUNK,
             steps=options.steps,
             device=options.device,
             precision=options.precision,
@@ -100,7 +101,7 @@ class Bench:
 
     def _config(self) -> Any:
         options = self.options
-        return FAMILIES[options.target].default(options.views, options.chunk, options.steps)
+        return FAMILIES[options.target].default(options.views, options.chunk or CHUNK, options.steps)
 
     def _with_official_weights(self, batch: int, kernels: Kernels) -> LoadedPolicy:
         family, config = FAMILIES[self.options.target], self._config()
@@ -181,7 +182,7 @@ def _check_given(options: BenchOptions) -> None:
     if options.random_weights:
         idle, why = ("assets", *PATHS), "there are no files"
     else:
-        idle, why = ("views", "chunk", "steps"), "a checkpoint states its own; with --random-weights it counts"
+        idle, why = ("views", "steps"), "a checkpoint states its own; with --random-weights it counts"
     for field in dataclasses.fields(options):
         if field.name in idle and getattr(options, field.name) != field.default:
             raise InnerloopError(f"--{field.name} changes nothing here: {why}. Leave it out")

@@ -110,6 +110,24 @@ def test_openpi_pytorch_directory_on_the_command_line(openpi: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["pi05"])
+def test_an_openpi_directory_is_benchmarked_with_what_it_does_not_say(openpi: Path, tmp_path: Path) -> None:
+    config = json.loads((openpi / "config.json").read_text())
+    del config["action_horizon"]
+    write_json(openpi / "config.json", config)
+    edge, asked = tmp_path / "edge.json", ["bench", str(openpi), "--device", "cpu", "--ticks", "4"]
+    write_json(edge, {"absent": [OPENPI_CAMERAS[-1]]})
+    refused = CliRunner().invoke(app, asked)
+    assert refused.exit_code == 1
+    assert "to bench --chunk" in str(refused.exception)
+    place = tmp_path / "record.json"
+    done = CliRunner().invoke(app, [*asked, "--chunk", "6", "--edge", str(edge), "--json", str(place)])
+    assert done.exit_code == 0, done.output
+    record = json.loads(place.read_text())
+    assert record["chunk"] == 6
+    assert record["command"] == "innerloop bench openpi --chunk 6 --device cpu --ticks 4 --edge edge.json"
+
+
+@pytest.mark.parametrize("family", ["pi05"])
 @pytest.mark.parametrize(
     ("change", "words"),
     [
