@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -207,6 +207,17 @@ class LoadedPolicy:
         return _Row(inputs, prepared.context, self.capacity(prepared.context.prompt_tokens), asked.seed)
 
     def _receipt(self, row: "_Row", stages: tuple[str, ...], capacity: int) -> Receipt:
+        said = (row.context.prompt_tokens, row.seed, self.runtime.weights_version)
+        return self._receipts(stages, capacity, *said)
+
+    @functools.cached_property
+    def _receipts(self) -> Callable[..., Receipt]:
+        """Most decisions have the receipt of the one before."""
+        return functools.lru_cache(maxsize=64)(self._made_receipt)
+
+    def _made_receipt(
+        self, stages: tuple[str, ...], capacity: int, tokens: int, seed: int | None, version: int
+    ) -> Receipt:
         return Receipt(
             fingerprint=self.fingerprint,
             policy=self.family.name,
@@ -215,10 +226,10 @@ class LoadedPolicy:
             kernels=self.kernels,
             stages=stages,
             capacity=capacity,
-            prompt_tokens=row.context.prompt_tokens,
-            seed=row.seed,
+            prompt_tokens=tokens,
+            seed=seed,
             statistics=self.statistics,
-            weights_version=self.runtime.weights_version,
+            weights_version=version,
             bytes=self._bytes,
         )
 
