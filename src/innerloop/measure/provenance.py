@@ -54,7 +54,7 @@ def clocks(device: torch.device, load: Callable[[], object] = lambda: None) -> d
 def versions(device: torch.device) -> dict[str, str]:
     """Version of everything that can change a figure."""
     found = {"python": platform.python_version(), "os": platform.system().lower(), "machine": platform.machine()}
-    for package in ("innerloop", "torch", "triton", "numpy", "lerobot", "transformers"):
+    for package in ("innerloop", "torch", "triton", "numpy", "pillow", "simplejpeg", "lerobot", "transformers"):
         try:
             found[package] = str(version(package))
         except PackageNotFoundError:
