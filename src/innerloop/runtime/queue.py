@@ -25,7 +25,7 @@ class Queue:
         self.stream = stream
         self._device, self._handle = stream.device_index, ctypes.c_void_p(stream.cuda_stream)
         place, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        library = ctypes.CDLL(_library())
+        library = _loaded(_library())
         self._memcpy = _function(library, "cudaMemcpyAsync", place, place, size, number, place)
         self._launch = _function(library, "cudaGraphLaunch", place, place)
         self._get_device = _function(library, "cudaGetDevice", ctypes.POINTER(number))
@@ -60,6 +60,16 @@ class Queue:
             self._launch(handle, self._handle)
 
         return launch
+
+
+def _loaded(name: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        raise InnerloopError(
+            f"the CUDA runtime {name} cannot be loaded ({error}): install a CUDA build of torch from pip, which brings it, or "
+            "put its directory on the loader's path"
+        ) from error
 
 
 def _library() -> str:
