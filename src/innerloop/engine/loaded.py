@@ -139,8 +139,8 @@ class LoadedPolicy:
             only = previous[0] if previous else None
             return [self.infer(observations[0], noise=noises[0], seed=seeds[0], session=sessions[0], previous=only)]
         started = time.perf_counter()
-        given = map(_Asked, observations, noises, seeds, previous or [None] * len(observations))
-        rows = [self._row(self.processor.begin(asked.observation), asked) for asked in given]
+        given = zip(observations, noises, seeds, previous or [None] * len(observations), strict=True)
+        rows = [self._row(self.processor.begin(each[0]), _Asked(*each)) for each in given]
         processed = time.perf_counter()
         capacity = max(row.capacity for row in rows)
         filled = [*rows, *[rows[-1]] * (size - len(rows))]

@@ -76,8 +76,8 @@ class DeviceThread:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream: torch.cuda.Stream | None = None
-        self.queue: Queue | None = None  # of the stream
-        self._queue: SimpleQueue[tuple[Callable[[], Any], _Reply]] = SimpleQueue()
+        self.queue: Queue | None = None  # of the stream, once `opened`
+        self._calls: SimpleQueue[tuple[Callable[[], Any], _Reply]] = SimpleQueue()
         self._local = threading.local()
         self._left: Ending[Any] | None = None
         self._guard = threading.Lock()
@@ -92,7 +92,7 @@ class DeviceThread:
             return function()
         reply = getattr(self._local, "reply", None) or _Reply()
         self._local.reply = None  # a wait that is interrupted must not leave a reply that is answered late
-        self._queue.put((function, reply))
+        self._calls.put((function, reply))
         reply.done.acquire()
         self._local.reply = reply
         value, error = reply.value, reply.error
@@ -117,6 +117,12 @@ class DeviceThread:
         with self._turn, self.queue or nullcontext():
             self._settle_last()
             return function()
+
+    def opened(self) -> Queue | None:
+        """The stream's queue, made on the device's own thread when first asked for; None without a GPU."""
+        if self.queue is None and self.stream is not None:
+            self.queue = Queue(self.stream)
+        return self.queue
 
     def on_stream(self) -> AbstractContextManager[object]:
         """The device's stream as torch's current one."""
@@ -153,9 +159,8 @@ class DeviceThread:
             torch.cuda.set_device(self.device)
             self.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
             torch.cuda.set_stream(self.stream)
-            self.queue = Queue(self.stream)
         while True:
-            function, reply = self._queue.get()
+            function, reply = self._calls.get()
             try:
                 with self._turn:
                     self._settle_last()

@@ -227,7 +227,7 @@ class Machine:
         clock = [time.perf_counter()]
         self._arena = Arena(self._list, self._thread.device)
         self._refresh = Refresh(self._list, self._arena.layout, merge=True, prepared=False)
-        self._windows = Windows(self._arena, self._refresh, self._thread.queue)
+        self._windows = Windows(self._arena, self._refresh, self._thread.opened())
         clock.append(time.perf_counter())
         self._prepare()
         clock.append(time.perf_counter())
