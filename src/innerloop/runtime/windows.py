@@ -301,7 +301,7 @@ class Windows:
     def _copy(self, start: int, end: int) -> None:
         """Starts one copy from staging into the same place on the device."""
         if self.queue is None:
-            self._device[start:end] = self._staging[start:end]
+            self._device.numpy()[start:end] = self._host[start:end]
         else:
             self.queue.copy_in(self._device.data_ptr() + start, self._staging.data_ptr() + start, end - start)
 
