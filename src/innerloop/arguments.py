@@ -39,7 +39,10 @@ Chunk = Annotated[
     typer.Option(help="actions of a chunk: of random weights (10), or of an openpi directory that does not state them"),
 ]
 Target = Annotated[
-    str, typer.Argument(metavar="CKPT|FAMILY", help="checkpoint directory, or a family for random weights")
+    str,
+    typer.Argument(
+        metavar="CKPT|FAMILY", help="checkpoint directory, or a family: random weights (bench: --random-weights)"
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; default: a GPU if there is one")]
 Precision = Annotated[str | None, typer.Option(help="bf16 or fp32; default: bf16 on a GPU, fp32 on a CPU")]

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from innerloop.contract import (
 )
 from innerloop.engine.placement import Placement
 from innerloop.policies import Family
-from innerloop.policies.interface import Processor
+from innerloop.policies.interface import Draft, Processor
 from innerloop.runtime.machine import Machine
 from innerloop.weights import (
     Account,
@@ -198,7 +198,7 @@ class LoadedPolicy:
         timing = _timing((started, begun, decided, time.perf_counter()), decision.timing)
         return Chunk(actions, normalized, timing, self._receipt(row, decision.stages, row.capacity))
 
-    def _row(self, draft: Any, asked: "_Asked") -> "_Row":
+    def _row(self, draft: Draft, asked: "_Asked") -> "_Row":
         prepared = self.processor.complete(draft)
         inputs = prepared.inputs
         inputs["noise"] = self.processor.noise(asked.noise, asked.seed)
@@ -207,17 +207,6 @@ class LoadedPolicy:
         return _Row(inputs, prepared.context, self.capacity(prepared.context.prompt_tokens), asked.seed)
 
     def _receipt(self, row: "_Row", stages: tuple[str, ...], capacity: int) -> Receipt:
-        said = (row.context.prompt_tokens, row.seed, self.runtime.weights_version)
-        return self._receipts(stages, capacity, *said)
-
-    @functools.cached_property
-    def _receipts(self) -> Callable[..., Receipt]:
-        """Most decisions have the receipt of the one before."""
-        return functools.lru_cache(maxsize=64)(self._made_receipt)
-
-    def _made_receipt(
-        self, stages: tuple[str, ...], capacity: int, tokens: int, seed: int | None, version: int
-    ) -> Receipt:
         return Receipt(
             fingerprint=self.fingerprint,
             policy=self.family.name,
@@ -226,10 +215,10 @@ class LoadedPolicy:
             kernels=self.kernels,
             stages=stages,
             capacity=capacity,
-            prompt_tokens=tokens,
-            seed=seed,
+            prompt_tokens=row.context.prompt_tokens,
+            seed=row.seed,
             statistics=self.statistics,
-            weights_version=version,
+            weights_version=self.runtime.weights_version,
             bytes=self._bytes,
         )
 

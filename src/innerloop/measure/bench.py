@@ -24,7 +24,7 @@ from innerloop.measure.clock import (
     seventh,
 )
 from innerloop.measure.cost import Cost
-from innerloop.measure.distribution import FEWEST, PATIENCE, Distribution, Settled, within
+from innerloop.measure.distribution import PATIENCE, Distribution, Settled, fitting, within
 from innerloop.measure.record import LatencyRecord
 from innerloop.measure.roofline import Roof, cache_bytes, device_roof, host_roof, transfer_roof
 from innerloop.runtime.windows import Value
@@ -79,7 +79,8 @@ def bench(subject: Subject, workload: Workload, run: Run, against: Sequence[Refe
     log.info("warm-up, then %d whole calls, or as many as a minute holds", run.ticks)
     settled = clock_calls(subject, workload, run.ticks, MINUTE)
     log.info("stages one by one")
-    times = clock_stages(subject, workload, _stage_ticks(settled.samples))
+    apart = fitting(float(np.median(settled.samples)), min(len(settled.samples), STAGE_TICKS))
+    times = clock_stages(subject, workload, apart)
     clocks = clocks_under_load(subject, workload)
     others = {other.name: time_reference(other, workload) for other in against}
     log.info("work and launches of each stage")
@@ -102,12 +103,6 @@ def bench(subject: Subject, workload: Workload, run: Run, against: Sequence[Refe
         agreement={name: found.flat() for name, found in agreement.items()},
         against=others,
     )
-
-
-def _stage_ticks(samples: Sequence[float]) -> int:
-    """As many as were kept, at most STAGE_TICKS, and of slow ones what PATIENCE holds, at least FEWEST."""
-    affordable = int(1e3 * PATIENCE / max(float(np.median(samples)), 1e-3))
-    return min(len(samples), STAGE_TICKS, max(affordable, FEWEST))
 
 
 def check_parity(subject: Subject, workload: Workload, against: Sequence[Reference]) -> dict[str, Agreement]:

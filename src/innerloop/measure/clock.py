@@ -119,14 +119,6 @@ class Subject(Protocol):
         """Its host part before the device."""
         ...
 
-    def profile(self, prepared: Prepared) -> Profiled:
-        """Its device part, every stage timed."""
-        ...
-
-    def finish(self, profiled: Profiled, prepared: Prepared) -> np.ndarray:
-        """Its host part after the device: actions in robot units."""
-        ...
-
     def infer_in_parts(self, observation: Mapping[str, Any], noise: np.ndarray) -> Profiled:
         """The whole call, its parts timed."""
         ...

@@ -76,8 +76,12 @@ def within(decide: Callable[[], float], ticks: int, seconds: float = PATIENCE) -
 def affordable(decide: Callable[[], float], ticks: int, seconds: float = PATIENCE) -> int:
     """As many of `ticks` decisions as fit into some seconds, at least twenty: for sides that take long to decide."""
     decide()
-    one = max(float(np.median([decide() for _ in range(3)])), 1e-3)
-    return max(min(ticks, FEWEST), min(ticks, int(1e3 * seconds / one)))
+    return fitting(float(np.median([decide() for _ in range(3)])), ticks, seconds)
+
+
+def fitting(milliseconds: float, ticks: int, seconds: float = PATIENCE) -> int:
+    """As many of `ticks` decisions of so many milliseconds as fit into some seconds, at least twenty."""
+    return max(min(ticks, FEWEST), min(ticks, int(1e3 * seconds / max(milliseconds, 1e-3))))
 
 
 def _warm(decide: Callable[[], float], window: int, limit: int = WARMUP_LIMIT) -> tuple[int, bool]:

@@ -55,6 +55,11 @@ class BenchOptions:
     tokenizer: str | None = None
 
     @property
+    def actions(self) -> int:
+        """Of a chunk of random weights."""
+        return CHUNK if self.chunk is None else self.chunk
+
+    @property
     def frame(self) -> tuple[int, int]:
         """Height and width. Raises InnerloopError for what is no size."""
         return frame_size(self.frames)

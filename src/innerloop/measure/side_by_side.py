@@ -16,7 +16,7 @@ from innerloop.contract import InnerloopError
 from innerloop.engine import LoadedPolicy
 from innerloop.kernels import Kernels
 from innerloop.measure.bench import Reference
-from innerloop.measure.options import CHUNK, PATHS, BenchOptions
+from innerloop.measure.options import PATHS, BenchOptions
 from innerloop.policies import FAMILIES, detect
 from innerloop.process import edge_of
 from innerloop.weights import open_checkpoint
@@ -73,7 +73,7 @@ class Bench:
         return engine.random_policy(
             options.target,
             cameras=options.views,
-            chunk=options.chunk or CHUNK,
+            chunk=options.actions,
             steps=options.steps,
             device=options.device,
             precision=options.precision,
@@ -101,7 +101,7 @@ class Bench:
 
     def _config(self) -> Any:
         options = self.options
-        return FAMILIES[options.target].default(options.views, options.chunk or CHUNK, options.steps)
+        return FAMILIES[options.target].default(options.views, options.actions, options.steps)
 
     def _with_official_weights(self, batch: int, kernels: Kernels) -> LoadedPolicy:
         family, config = FAMILIES[self.options.target], self._config()

@@ -18,7 +18,15 @@ from innerloop.measure.trace import Event, profile_graphs
 from innerloop.runtime.profile import COPY_IN, READING
 
 SESSION = "measure"
-HOST_PARTS = ("preprocess", "decide", "postprocess", "total")  # of a chunk's timing
+NO_STAGES = (
+    "run",
+    COPY_IN,
+    READING,
+    "preprocess",
+    "decide",
+    "postprocess",
+    "total",
+)  # in a decision's or chunk's timing
 OBSERVATIONS = 20  # different ones, in turn: every decision has new frames, state and noise
 
 
@@ -72,15 +80,10 @@ class PolicySubject:
         decision = self.policy.runtime.decide(SESSION, prepared.inputs, prepared.capacity, profile=True)
         return _profiled(decision.outputs, decision.timing)
 
-    def finish(self, profiled: Profiled, prepared: Prepared) -> np.ndarray:
-        """The host part after the device."""
-        return self.policy.processor.finish(profiled.outputs["actions"], prepared.context)
-
     def infer_in_parts(self, observation: Mapping[str, Any], noise: np.ndarray) -> Profiled:
         """The whole call, with an event between stages."""
         chunk = self.policy.profile(observation, noise=noise, session=SESSION)
-        timing = {name: ms for name, ms in chunk.timing.items() if name not in HOST_PARTS}
-        return _profiled({"actions": chunk.normalized}, timing, chunk.timing["preprocess"])
+        return _profiled({"actions": chunk.normalized}, chunk.timing, chunk.timing["preprocess"])
 
     def decide_batch(self, rows: Sequence[Prepared], profile: bool) -> Profiled:
         """One decision for as many robots as the plan has rows; outputs keep the batch axis."""
@@ -156,4 +159,4 @@ def _profiled(outputs: dict[str, np.ndarray], timing: Mapping[str, float], prepr
 
 def _stage_times(timing: Mapping[str, float]) -> dict[str, float]:
     """Milliseconds by stage; programs are named plan/stage where capacities differ, a+b where stages were merged."""
-    return {name.rpartition("/")[2]: ms for name, ms in timing.items() if name not in ("run", COPY_IN, READING)}
+    return {name.rpartition("/")[2]: ms for name, ms in timing.items() if name not in NO_STAGES}

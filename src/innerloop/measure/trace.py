@@ -34,7 +34,7 @@ def count_launches(run: Callable[[], object]) -> int:
 
 
 def profile_graphs(
-    run: Callable[[], object], graphs: Sequence[str], milliseconds: float = 0.0
+    run: Callable[[], object], graphs: Sequence[str], milliseconds: float
 ) -> dict[str, list[list[Event]]]:
     """Kernel events by graph, one list a decision, where every decision replays `graphs` once each, in this order.
 

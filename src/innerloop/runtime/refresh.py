@@ -127,9 +127,9 @@ class Refresh:
         """Steps of every plan that large inputs reach and nothing but an observation, with what these need: the device
         can have them before the rest is known.
         """
-        reach = [sources(plan) for plan in plans]
+        reach = sources(plans[0])
         seen = {name for name, tick in plans[0].ticks.items() if tick == "observation"}
-        wanted = [reach[0][step.names[0]] for step in self.steps[0]]
+        wanted = [reach[step.names[0]] for step in self.steps[0]]
         known = frozenset().union(*(names for names in wanted if names <= seen and names & large))
         first = [step for step, names in zip(self.steps[0], wanted, strict=True) if names and names <= known]
         while not all(_may_lead(first, steps) for steps in self.steps):

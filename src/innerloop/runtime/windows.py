@@ -194,7 +194,7 @@ class Windows:
     def fetch(self) -> None:
         """Starts the copy of all outputs to the host, and marks its end."""
         if self.queue is None:
-            self._out_staging.copy_(self._out_device)
+            self._out_staging.numpy()[:] = self._out_device.numpy()
         else:
             self.queue.copy_out(self._out_staging.data_ptr(), self._out_device.data_ptr(), self._out_device.numel())
         self.mark()

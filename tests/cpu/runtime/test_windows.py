@@ -122,13 +122,20 @@ def test_a_large_input_is_on_its_way_before_the_small_ones_are_looked_at(machine
     assert order == ["copy", "a", "b", "c", "copy"]
 
 
-def test_what_reads_a_large_input_alone_runs_before_the_small_ones_are_staged(machine):
-    windows, tick, order = machine._windows, machine._tick, []
-    put, names = windows._put, machine._programs.names
-    windows._put = lambda slot, *rest: (order.append(slot.buffer.name), put(slot, *rest))
-    tick.programs = [
-        lambda name=name, run=run: (order.append(name), run()) for name, run in zip(names, tick.programs, strict=True)
+def noted(machine, order):
+    """Programs that leave their name in `order` when they run."""
+    names = machine._programs.names
+    machine._tick.programs = [
+        lambda name=name, run=run: (order.append(name), run())
+        for name, run in zip(names, machine._tick.programs, strict=True)
     ]
+
+
+def test_what_reads_a_large_input_alone_runs_before_the_small_ones_are_staged(machine):
+    windows, order = machine._windows, []
+    put = windows._put
+    windows._put = lambda slot, *rest: (order.append(slot.buffer.name), put(slot, *rest))
+    noted(machine, order)
     decision = machine.decide("s", values(0), 1)
     check(decision, values(0))
     assert order == ["copy big", "a", "b", "c", "copy a", "copy b", "copy c"]
@@ -136,11 +143,8 @@ def test_what_reads_a_large_input_alone_runs_before_the_small_ones_are_staged(ma
 
 
 def test_the_rest_is_asked_for_when_the_device_is_at_work(machine):
-    order, tick = [], machine._tick
-    names = machine._programs.names
-    tick.programs = [
-        lambda name=name, run=run: (order.append(name), run()) for name, run in zip(names, tick.programs, strict=True)
-    ]
+    order = []
+    noted(machine, order)
     small = {name: value for name, value in values(0).items() if name != "big"}
     decision = machine.decide_while("s", {"big": values(0)["big"]}, lambda: (order.append("rest"), (small, 1))[1])
     check(decision, values(0))
