@@ -35,6 +35,11 @@ class Plan:
         """The clock of a stage: checkpoint, prompt, observation or step."""
         return self._clocks[stage]
 
+    def answers(self, stage: str) -> bool:
+        """Whether a stage writes an output."""
+        found = next(s for s in self.stages if s.name == stage)
+        return any(self.buffers[name].role is Role.OUTPUT for name in found.writes)
+
     def by_role(self, role: Role) -> list[Buffer]:
         """Buffers of one role, in plan order."""
         return [b for b in self.buffers.values() if b.role is role]

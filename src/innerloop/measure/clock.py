@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from innerloop.contract import Chunk, Plan, Role
+from innerloop.contract import Chunk, Plan
 from innerloop.measure.cost import Cost
 from innerloop.measure.distribution import Settled, within
 from innerloop.runtime.windows import Value
@@ -166,11 +166,9 @@ def seventh(plan: Plan, stage: str) -> str:
     Stages captured as one have names joined by "+" and count as the last of them.
     """
     stage = stage.rpartition("+")[2]
-    found = next(s for s in plan.stages if s.name == stage)
     if stage.startswith("vision"):
         return "vision"
-    answers = any(plan.buffers[name].role is Role.OUTPUT for name in found.writes)
-    return "action" if answers or plan.clock(stage) == "step" else "context"
+    return "action" if plan.answers(stage) or plan.clock(stage) == "step" else "context"
 
 
 def _call_in_stages(subject: Subject, wire: Wire, message: bytes, noise: np.ndarray) -> dict[str, float]:

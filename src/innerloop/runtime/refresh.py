@@ -50,7 +50,8 @@ class Ledger:
 class Refresh:
     """The prepared table of some plans over one arena, and the content the arena holds.
 
-    `merge` makes one step of neighbouring stages that are always due together; `prepared` keeps prepare stages in.
+    `merge` makes one step of neighbouring stages that are always due together, up to those that write outputs; `prepared`
+    keeps prepare stages in.
     """
 
     def __init__(self, plans: Sequence[Plan], layout: Layout, merge: bool, prepared: bool) -> None:
@@ -150,7 +151,8 @@ class Refresh:
         stages = [stage for stage in plan.stages if prepared or not stage.prepare]
         groups: list[list[Stage]] = []
         for stage in stages:
-            if merge and groups and reach[groups[-1][-1].name] == reach[stage.name]:
+            together = bool(groups) and reach[groups[-1][-1].name] == reach[stage.name]
+            if merge and together and not plan.answers(stage.name):  # what each takes is told apart
                 groups[-1].append(stage)
             else:
                 groups.append([stage])

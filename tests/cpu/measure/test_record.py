@@ -11,6 +11,7 @@ from innerloop.measure.record import SCHEMAS, load, parse
 from innerloop.measure.schema import RecordError
 
 KINDS = sorted(make_records())
+COMMITTED = sorted(Path(__file__).parents[3].glob("bench/records/*.json"))
 
 
 def test_there_is_a_sample_of_every_kind() -> None:
@@ -64,5 +65,14 @@ def test_a_file_that_is_no_record(tmp_path: Path) -> None:
 
 
 def test_every_committed_record_is_valid() -> None:
-    for path in Path(__file__).parents[3].glob("bench/records/*.json"):
+    for path in COMMITTED:
         load(path)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in COMMITTED if "stages_roof_percent" in path.read_text()], ids=lambda path: path.stem
+)
+def test_no_committed_stage_is_faster_than_its_roof(path: Path) -> None:
+    """Otherwise its time and its work are not of the same kernels."""
+    percent = json.loads(path.read_text())["stages_roof_percent"]
+    assert max(percent.values()) < 105, percent
