@@ -2,14 +2,18 @@
 
 Random weights at the published size; every camera count, prompt length and chunk that users run, and for the usual one
 (2 cameras, 48 tokens, chunk of 10) also the ladder, the batch curve and the control-time roofline. A record that is
-already there is not measured again. A case that fails is printed, the next ones go on, and the exit status is 1.
+already there is not measured again, unless `--against` names what is not beside it; of a case that lacks a curve that
+curve alone is kept. A case that fails is printed, the next ones go on, and the exit status is 1.
 """
 
 import argparse
+import json
 import logging
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -62,6 +66,31 @@ def written(place: Path, case: BenchOptions) -> list[Path]:
     return [place, *(place.with_name(f"{place.stem}-{kind}.json") for kind, wanted in asked.items() if wanted)]
 
 
+def lacking(place: Path, case: BenchOptions) -> list[Path]:
+    """The records of a case that are not there, and the whole call's where another implementation is not beside it."""
+    missing = [path for path in written(place, case) if not path.exists()]
+    if place.exists() and not set(case.against) <= set(json.loads(place.read_text()).get("against", ())):
+        missing.insert(0, place)
+    return missing
+
+
+def least(place: Path, case: BenchOptions, missing: list[Path]) -> BenchOptions:
+    """As much of a case as gives the missing records; what is made of the whole call's figures comes with it."""
+
+    def wanted(kind: str) -> bool:
+        return place.with_name(f"{place.stem}-{kind}.json") in missing
+
+    whole, ladder = place in missing, case.ladder and wanted("ladder")
+    return replace(
+        case,
+        ladder=ladder,
+        batch=case.batch if wanted("batch") else (),
+        control=case.control and (whole or wanted("control")),
+        profile=case.profile and (whole or wanted("kernels")),
+        against=case.against if whole or ladder else (),
+    )
+
+
 def measure(
     family: str, folder: Path, out: Console, only: str = "", against: tuple[str, ...] = (), ticks: int = 1000
 ) -> list[str]:
@@ -69,14 +98,26 @@ def measure(
     failed = []
     for name, case in cases(family, against, ticks):
         place = folder / name
-        if only not in name or all(path.exists() for path in written(place, case)):
+        missing = lacking(place, case) if only in name else []
+        if not missing:
             continue
         try:
-            bench_command(case, out, place)
+            _fill(place, least(place, case, missing), missing, out)
         except InnerloopError as error:
             out.print(f"{name} failed: {error}", style="red", highlight=False, markup=False)
             failed.append(name)
     return failed
+
+
+def _fill(place: Path, case: BenchOptions, missing: list[Path], out: Console) -> None:
+    """A whole call that is there already is measured again, as the curves need it, and not kept."""
+    if place in missing:
+        bench_command(case, out, place)
+        return
+    with TemporaryDirectory() as folder:
+        bench_command(case, out, Path(folder) / place.name)
+        for path in missing:
+            shutil.move(Path(folder) / path.name, path)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """python -m bench.policies: what is measured, and a case that fails among others."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -59,3 +60,30 @@ def test_the_exit_status_tells_and_what_is_there_is_not_measured_again(
     for name in asked:
         (tmp_path / name).write_text("{}")
     policies.main()
+
+
+def test_only_what_is_missing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curve beside records that stay as they are; a whole call without the other implementation, with its own records."""
+    asked: list[BenchOptions] = []
+
+    def pretend(options: BenchOptions, out: Console, place: Path) -> None:
+        asked.append(options)
+        for path in policies.written(place, options):
+            path.write_text(json.dumps({"against": dict.fromkeys(options.against, 1.0), "run": len(asked)}))
+
+    def measure(*against: str) -> BenchOptions:
+        policies.measure("groot", tmp_path, Console(quiet=True), "groot.json", against)
+        return asked[-1]
+
+    monkeypatch.setattr(policies, "bench_command", pretend)
+    whole = measure()
+    assert (whole.ladder, whole.control, whole.profile, len(whole.batch)) == (True, True, True, 6)
+    (tmp_path / "groot-batch.json").unlink()
+    curve = measure()
+    assert (curve.ladder, curve.control, curve.profile, len(curve.batch)) == (False, False, False, 6)
+    beside = measure("lerobot")
+    assert (beside.ladder, beside.control, beside.profile, beside.batch) == (False, True, True, ())
+    assert beside.against == ("lerobot",)
+    assert measure("lerobot") is beside
+    runs = {path.stem: json.loads(path.read_text())["run"] for path in tmp_path.glob("*.json")}
+    assert runs == {"groot": 3, "groot-control": 3, "groot-kernels": 3, "groot-batch": 2, "groot-ladder": 1}
