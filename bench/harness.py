@@ -53,15 +53,27 @@ def time_graph(calls_of: Sequence[Callable[[], object]], calls: int = CALLS, rep
         for call in itertools.chain.from_iterable([calls_of] * rounds):
             call()
     graph.replay()
-    best = math.inf
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        best = min(best, start.elapsed_time(end))
-    return 1e3 * best / (rounds * len(calls_of))
+    return min(elapsed(graph.replay) for _ in range(replays)) / (rounds * len(calls_of))
+
+
+def captured(run: Callable[[], object]) -> Callable[[], None]:
+    """A replay of `run`, which is called once before its graph is captured."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        graph.kept = run()  # type: ignore[attr-defined]
+    return graph.replay
+
+
+def elapsed(replay: Callable[[], object]) -> float:
+    """Microseconds of the device between what stood before a call and the end of what it started."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    replay()
+    end.record()
+    end.synchronize()
+    return 1e3 * float(start.elapsed_time(end))
 
 
 def rotated(case: Case, device: torch.device) -> list[Inputs]:

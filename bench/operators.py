@@ -58,7 +58,7 @@ def _timed(case: Case, roof: harness.Roof, inputs: list[Inputs], launches: bool)
     for key, choices in harness.launches_of(case, module, inputs[0]).items():
         for choice in choices[1:] if launches else ():
             with launch.forced({key: choice}):
-                times[f"{key[0]} {_short(choice)}"] = harness.time_case(case, module, inputs)
+                times[f"{key[0]} {short(choice)}"] = harness.time_case(case, module, inputs)
     for label, us in times.items():
         print(f"{case.op:<11}{case.label:<34}{us:>8.2f} us  {label}")
     best = min(times, key=lambda label: times[label])
@@ -69,7 +69,8 @@ def _timed(case: Case, roof: harness.Roof, inputs: list[Inputs], launches: bool)
     return note, record
 
 
-def _short(choice: Launch) -> str:
+def short(choice: Launch) -> str:
+    """Warps, stages and sizes in a few words."""
     sizes = " ".join(f"{name}={size}" for name, size in choice.sizes)
     return f"{choice.warps} warps {choice.stages} stages {sizes}"
 

@@ -143,24 +143,12 @@ def captured(body: Callable[[], object], dependent: bool = True) -> Callable[[],
         with chain():
             return body()
 
-    whole()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        graph.kept = whole()  # type: ignore[attr-defined]
-    return graph.replay
+    return harness.captured(whole)
 
 
 def microseconds(replay: Callable[[], None], repeats: int = 30) -> float:
     """Median time of one replay."""
-    times = []
-    for _ in range(repeats + 3):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
+    times = [harness.elapsed(replay) for _ in range(repeats + 3)]
     return float(statistics.median(times[3:]))
 
 
