@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from innerloop import __version__
+
 
 def _writable(path: Path | None) -> Path | None:
     """An output file's path, refused before the work whose result it is to take."""
@@ -31,6 +33,12 @@ def _check_above(path: Path | None) -> None:
         raise typer.BadParameter(f"nothing can be written in {above}: name another place")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 CheckpointPath = Annotated[
     Path, typer.Argument(metavar="CKPT", help="checkpoint directory (LeRobot, openpi, GR00T or starVLA)")
 ]
@@ -44,6 +52,7 @@ Target = Annotated[
         metavar="CKPT|FAMILY", help="checkpoint directory, or a family: random weights (bench: --random-weights)"
     ),
 ]
+Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")]
 Device = Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu; default: a GPU if there is one")]
 Precision = Annotated[str | None, typer.Option(help="bf16 or fp32; default: bf16 on a GPU, fp32 on a CPU")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from innerloop import __version__, arguments
+from innerloop import arguments
 from innerloop.contract import InnerloopError
 
 app = typer.Typer(
@@ -41,18 +41,8 @@ def _fail(kind: str, words: str) -> None:
     sys.exit(1)
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        out.print(__version__, highlight=False)
-        raise typer.Exit
-
-
 @app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
-    ] = False,
-) -> None:
+def options(version: arguments.Version = False) -> None:
     """Run robot policies as fast as the GPU allows, and prove that the actions are right."""
 
 

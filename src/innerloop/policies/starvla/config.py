@@ -131,13 +131,14 @@ def _assemble(
     name, data, action = framework_name(run), data_section(run), action_section(run)
     chunk, resized = _chunk(action, horizon), _resized(name, data)
     dit = _dit(name, action, sizes.language)
+    depth = dit.cross_blocks[-1] + 1 if name in LAYERWISE and dit else sizes.language.depth  # layers, the lowest ones
     state, taken = action.count("state_dim", 0), str(data.values.get("include_state", False)) != "False"
     patches = LARGEST_IMAGE if resized is None else math.prod(rules.grid(resized[1], resized[0]))
     room = TEXT_ROOM + (chunk if name == "QwenOFT" else 0)
     slots = Slots.of(len(robot.cameras), patches, rules.merge, room)
     return StarVlaConfig(
         framework=name,
-        vlm=_cut(sizes, dit) if name in LAYERWISE and dit else sizes,
+        vlm=replace(sizes, language=replace(sizes.language, depth=depth)),
         rules=rules,
         slots=replace(slots, tokens=-(-slots.tokens // STEP) * STEP),
         image_size=resized,
@@ -164,11 +165,6 @@ def _resized(name: str, data: Fields) -> tuple[int, int] | None:
     if not width or not height:
         raise data.wrong("obs_image_size", "a width and a height of at least one pixel")
     return width, height
-
-
-def _cut(sizes: Qwen3VLSizes, dit: DiTSizes) -> Qwen3VLSizes:
-    """The decoder as deep as the last layer that a block reads."""
-    return replace(sizes, language=replace(sizes.language, depth=dit.cross_blocks[-1] + 1))
 
 
 def _dit(name: str, action: Fields, language: Qwen3Sizes) -> DiTSizes | None:
