@@ -1,7 +1,7 @@
 """One self-contained HTML page of records: plots first, then the tables behind them. No script, nothing fetched."""
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from innerloop.measure import plots, report
 from innerloop.measure.clock import DEVICE_STAGES, SEVEN
@@ -49,6 +49,9 @@ svg .here { fill: var(--ink); } svg .other { fill: var(--other); }
 """
 
 
+_STAGES = {name: name for name in SEVEN}  # each has a colour of its own name
+
+
 def render(records: Sequence[Record], title: str = "innerloop measurements") -> str:
     """The whole page. Plots appear for the kinds of record that are there."""
     latency = report.of_kind(records, LatencyRecord)
@@ -61,7 +64,9 @@ def render(records: Sequence[Record], title: str = "innerloop measurements") -> 
         )
     for many in report.of_kind(records, BatchRecord):
         parts.append(figure(f"Batch: {many.policy}", "Decisions a second.", plots.batch_throughput(many)))
-        parts.append(figure("", "Time a sample.", legend(DEVICE_STAGES) + plots.batch_shares(many)))
+        parts.append(
+            figure("", "Time a sample.", legend({name: name for name in DEVICE_STAGES}) + plots.batch_shares(many))
+        )
     for loop in report.of_kind(records, ControlRecord):
         parts.append(figure(f"Control time: {loop.policy}", control_words(loop), plots.control(loop)))
     parts += _success_figures(report.of_kind(records, SuccessRecord))
@@ -78,13 +83,16 @@ def document(title: str, parts: Sequence[str]) -> str:
 
 def _latency_figures(records: Sequence[LatencyRecord]) -> list[str]:
     caption = "From received bytes to actions in robot units, p50 of each stage. Grey is the host, colour the device."
-    figures = [figure("Where the time goes", caption, legend(SEVEN) + plots.stage_bars(records))]
+    heading = ("Where the time goes", caption)
+    figures = [
+        figure(*(("", "On another scale.") if place else heading), legend(_STAGES) + plots.stage_bars(group))
+        for place, group in enumerate(plots.by_scale(records))
+    ]
     compared = [record for record in records if record.against]
     if compared:
         caption = "p50 of the whole call, same weights, inputs and noise, one run."
         figures.append(figure("Beside the others", caption, plots.against_bars(compared)))
-    caption = "Latency that the given share of calls stays within; a flat line is a steady policy."
-    figures.append(figure("How steady it is", caption, plots.distribution(records)))
+    figures.append(_steadiness(records))
     groups: dict[tuple[str, str], list[LatencyRecord]] = {}
     for record in records:
         groups.setdefault((record.device, record.precision), []).append(record)
@@ -92,6 +100,14 @@ def _latency_figures(records: Sequence[LatencyRecord]) -> list[str]:
         words = f"{device}, {precision}: each stage of each record under the roof that was measured beside it."
         figures.append(figure("" if place else "How far from the roof", words, plots.roofline(group)))
     return figures
+
+
+def _steadiness(records: Sequence[LatencyRecord]) -> str:
+    if plots.few(records) and len(plots.by_scale(records)) == 1:
+        caption = "Latency that the given share of calls stays within; a flat line is a steady policy."
+        return figure("How steady it is", caption, plots.distribution(records))
+    caption = "How much longer than p50 the slow calls take: short bars are a steady policy."
+    return figure("How steady it is", caption, legend(plots.TAILS) + plots.tails(records))
 
 
 def _success_figures(records: Sequence[SuccessRecord]) -> list[str]:
@@ -139,9 +155,9 @@ def figure(title: str, caption: str, body: str) -> str:
     return f"{head}<figure><figcaption>{html.escape(caption)}</figcaption>{body}</figure>"
 
 
-def legend(names: Sequence[str]) -> str:
-    """The colours of stages."""
-    items = [f'<span><i style="background:var(--{name})"></i>{name}</span>' for name in names]
+def legend(colours: Mapping[str, str]) -> str:
+    """Names and the style sheet's colours that stand for them."""
+    items = [f'<span><i style="background:var(--{colour})"></i>{name}</span>' for name, colour in colours.items()]
     return f'<div class="legend">{"".join(items)}</div>'
 
 

@@ -16,6 +16,8 @@ from innerloop.measure.record import (
 from innerloop.measure.svg import Axis, Bar, Line, Segment, bar_chart, line_chart, number
 
 _SERIES = 6  # line colours of the style sheet: s0 to s5
+_SCALE = 8.0  # beside a call that is longer by more than this, a bar says nothing of its stages
+TAILS = {"p95": "s0", "p99": "s2", "longest": "s1"}
 _TAIL = ((0.5, "p50"), (0.1, "p90"), (0.05, "p95"), (0.01, "p99"), (0.001, "p99.9"))
 
 
@@ -27,6 +29,17 @@ def label(record: LatencyRecord) -> str:
 
 def _cameras(record: LatencyRecord) -> str:
     return f"{record.views} cam" + ("" if record.frames == USUAL_FRAMES else f" of {record.frames}")
+
+
+def by_scale(records: Sequence[LatencyRecord]) -> list[list[LatencyRecord]]:
+    """Records that one linear scale can show, the quickest first; within a group in the order given."""
+    groups: list[list[LatencyRecord]] = []
+    for record in sorted(records, key=lambda one: one.p50_ms):
+        if not groups or record.p50_ms > _SCALE * groups[-1][0].p50_ms:
+            groups.append([])
+        groups[-1].append(record)
+    places = {id(record): place for place, record in enumerate(records)}
+    return [sorted(group, key=lambda one: places[id(one)]) for group in groups]
 
 
 def stage_bars(records: Sequence[LatencyRecord]) -> str:
@@ -57,6 +70,22 @@ def distribution(records: Sequence[LatencyRecord]) -> str:
     top = max(record.max_ms for record in records)
     x = Axis("share of calls within", 1.0, 1e3, log=True, marks=[(1 / share, name) for share, name in _TAIL])
     return line_chart(lines, x, Axis("ms", 0.0, top * 1.05), "Latency distribution")
+
+
+def tails(records: Sequence[LatencyRecord]) -> str:
+    """How much longer than p50 the slow calls of each record take, per cent: as many records as there are."""
+    bars = []
+    for record in records:
+        over = [100.0 * (ms / record.p50_ms - 1.0) for ms in (record.p95_ms, record.p99_ms, record.max_ms)]
+        steps = [over[0], over[1] - over[0], over[2] - over[1]]
+        segments = [Segment(n, step, style) for (n, style), step in zip(TAILS.items(), steps, strict=True)]
+        bars.append(Bar(label(record), segments, f"p99 +{over[1]:.1f}, longest +{over[2]:.1f}"))
+    return bar_chart(bars, "% longer than p50", "How much longer the slow calls take")
+
+
+def few(records: Sequence[LatencyRecord]) -> bool:
+    """Whether each record can have a line of its own colour."""
+    return len(records) <= _SERIES
 
 
 def roofline(records: Sequence[LatencyRecord]) -> str:

@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from PIL import Image
 from toy_policy import make_records
 
 from innerloop.contract import InnerloopError
-from innerloop.measure import page, report, svg
+from innerloop.measure import page, plots, report, svg
+from innerloop.measure.record import LatencyRecord
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -57,6 +59,31 @@ def test_the_page_fetches_nothing_and_holds_every_plot() -> None:
     assert not re.search(r"(src|href)=|url\(|@import|<script", text)
     for title in ("by stage", "Latency distribution", "Roofline", "ladder", "Throughput", "Control-time"):
         assert re.search(f'aria-label="[^"]*{title}', text), title
+
+
+def test_a_slow_policy_has_a_chart_of_its_own() -> None:
+    """Beside a call of 397 ms the stages of one of 9.7 ms cannot be seen; every record is in one chart, in its order."""
+    record = make_records()["latency"]
+    assert isinstance(record, LatencyRecord)
+    calls = [replace(record, policy=f"p{i}", p50_ms=ms) for i, ms in enumerate((9.7, 397.0, 4.5, 14.6, 60.0, 383.0))]
+    groups = [[one.policy for one in group] for group in plots.by_scale(calls)]
+    assert groups == [["p0", "p2", "p3"], ["p1", "p4", "p5"]]
+    text = page.render(calls)
+    assert text.count("Milliseconds a decision by stage") == 2
+    assert "Latency distribution" not in text
+    alike = page.render([replace(record, policy=f"p{i}") for i in range(6)])
+    assert alike.count("Milliseconds a decision by stage") == 1
+    assert "Latency distribution" in alike
+
+
+def test_slow_calls_of_many_records_are_told_in_per_cent_of_their_own_p50() -> None:
+    record = make_records()["latency"]
+    assert isinstance(record, LatencyRecord)
+    one = replace(record, policy="steady", p50_ms=10.0, p95_ms=10.2, p99_ms=10.5, max_ms=13.0)
+    text = page.render([one, *(replace(record, policy=f"p{i}") for i in range(6))])
+    assert re.search(r"steady [^<]*: p95 2 % longer", text)
+    assert re.search(r"steady [^<]*: longest 25 % longer", text)
+    assert "p99 +5.0, longest +30.0" in text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
