@@ -44,16 +44,15 @@ def measure_roof(device: torch.device) -> Roof:
 
 def time_graph(calls_of: Sequence[Callable[[], object]], calls: int = CALLS, replays: int = 5) -> float:
     """Microseconds a call: the best replay of a graph that makes every call at least once, `calls` in all or more."""
-    for call in calls_of[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
     rounds = math.ceil(calls / len(calls_of))
-    with torch.cuda.graph(graph):
+
+    def every() -> None:
         for call in itertools.chain.from_iterable([calls_of] * rounds):
             call()
-    graph.replay()
-    return min(elapsed(graph.replay) for _ in range(replays)) / (rounds * len(calls_of))
+
+    replay = captured(every)
+    replay()
+    return min(elapsed(replay) for _ in range(replays)) / (rounds * len(calls_of))
 
 
 def captured(run: Callable[[], object]) -> Callable[[], None]:
@@ -87,11 +86,10 @@ def time_case(case: Case, module: Any, inputs: Sequence[Inputs]) -> float:
     return time_graph([functools.partial(case.call, module, i) for i in inputs])
 
 
-def launches_of(case: Case, module: Any, inputs: Inputs) -> dict[Key, list[Launch]]:
-    """The candidates of every kernel that a call launches, the preferred one first."""
+def launches_of(run: Callable[[], object], device: torch.device) -> dict[Key, list[Launch]]:
+    """The candidates of every kernel that a call launches on a device, the preferred one first."""
     with launch.recorded() as used:
-        case.call(module, inputs)
-    device = torch.device("cuda", torch.cuda.current_device())
+        run()
     return {key: launch.candidates(table, key[1], launch.limits(device)) for key, table in used.items()}
 
 

@@ -8,7 +8,6 @@ products that are level alone are not in a layer. The graphs of all variants are
 import argparse
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,7 +48,7 @@ Module = TypeVar("Module", bound=nn.Module)
 def head(sizes: DiTSizes, tokens: int, keys: int, packed: bool, device: torch.device) -> Tower:
     """A diffusion transformer's blocks over `tokens` rows and `keys` keys of memory, the last tenth of them padding."""
     made = _filled(DiT(sizes, tokens), device)
-    if packed and device.type == "cuda":
+    if packed:
         made.pack()
     memory, valid = _random(device, *sizes.memory_shape(1, keys)), _valid(keys, device)
     x, table = _random(device, 1, tokens, sizes.width), made.tables(torch.zeros(1, device=device))[0]
@@ -111,26 +110,20 @@ def towers() -> dict[str, Builder]:
 
 def variants(tower: Tower, device: torch.device, only: str = "") -> dict[str, dict[Key, Launch]]:
     """Other launches of the ops that a tower runs and whose name holds `only`, one op at a time, by a name for each."""
-    with launch.recorded() as used:
-        tower.run()
-    found = {}
-    for key, table in used.items():
-        standing = launch.choose(table, key[1], device)
-        for other in launch.candidates(table, key[1], launch.limits(device)) if only in key[0] else ():
-            if other != standing:
-                found[f"{key[0]} {'x'.join(map(str, key[1]))}: {short(other)}"] = {key: other}
-    return found
+    return {
+        f"{key[0]} {'x'.join(map(str, key[1]))}: {short(other)}": {key: other}
+        for key, choices in harness.launches_of(tower.run, device).items()
+        for other in (choices[1:] if only in key[0] else ())
+    }
 
 
-def in_turn(
-    tower: Tower, choices: Mapping[str, Mapping[Key, Launch]], device: torch.device, turns: int = TURNS
-) -> dict[str, float]:
+def in_turn(tower: Tower, choices: Mapping[str, Mapping[Key, Launch]], turns: int = TURNS) -> dict[str, float]:
     """Microseconds a layer with each of the choices."""
-    replays = {name: _captured(tower.run, forced, device) for name, forced in choices.items()}
+    replays = {name: _captured(tower.run, forced) for name, forced in choices.items()}
     times: dict[str, list[float]] = {name: [] for name in replays}
     for _ in range(turns):
         for name, replay in replays.items():
-            times[name].append(_microseconds(replay, device) / tower.layers)
+            times[name].append(harness.elapsed(replay) / tower.layers)
     return {name: statistics.median(found) for name, found in times.items()}
 
 
@@ -149,10 +142,10 @@ def measure(name: str, builder: Builder, device: torch.device, launches: bool, o
     """Prints and returns a tower's microseconds a layer: by the tables, and by every variant where they are asked for."""
     tower = builder(device)
     choices: dict[str, dict[Key, Launch]] = {"tables": {}, **(variants(tower, device, only) if launches else {})}
-    times = in_turn(tower, choices, device)
+    times = in_turn(tower, choices)
     best = together(choices, times)
     if best:
-        times |= in_turn(tower, {"tables": {}, f"{len(best)} that won, together": best}, device)
+        times |= in_turn(tower, {"tables": {}, f"{len(best)} that won, together": best})
     print(f"{name:<26}{times['tables']:8.2f} us a layer", flush=True)
     for other, us in sorted(times.items(), key=lambda entry: entry[1]):
         if other != "tables":
@@ -160,37 +153,21 @@ def measure(name: str, builder: Builder, device: torch.device, launches: bool, o
     return times
 
 
-def _captured(
-    run: Callable[[], torch.Tensor], forced: Mapping[Key, Launch], device: torch.device
-) -> Callable[[], object]:
-    """A replay of `run` with these launches; on a CPU, where nothing is captured, `run` itself."""
-
-    def called() -> torch.Tensor:
-        with launch.forced(forced):
-            return run()
-
-    return harness.captured(called) if device.type == "cuda" else called
-
-
-def _microseconds(replay: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        return harness.elapsed(replay)
-    begun = time.perf_counter()
-    replay()
-    return (time.perf_counter() - begun) * 1e6
+def _captured(run: Callable[[], torch.Tensor], forced: Mapping[Key, Launch]) -> Callable[[], None]:
+    with launch.forced(forced):
+        return harness.captured(run)
 
 
 def _filled(made: Module, device: torch.device) -> Module:
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     for name, parameter in made.requires_grad_(False).named_parameters():
         shape, wide = parameter.shape, name.startswith(("modulation_", "time_"))
         deviation = shape[-1] ** -0.5 if len(shape) > 1 else 1.0
-        parameter.data = (torch.randn(shape, device=device) * deviation).to(torch.float32 if wide else kind)
+        parameter.data = (torch.randn(shape, device=device) * deviation).to(torch.float32 if wide else torch.bfloat16)
     return made
 
 
 def _random(device: torch.device, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, device=device).to(torch.bfloat16 if device.type == "cuda" else torch.float32)
+    return torch.randn(shape, device=device).bfloat16()
 
 
 def _valid(count: int, device: torch.device) -> torch.Tensor:

@@ -55,7 +55,8 @@ def _checked(case: Case, device: torch.device) -> tuple[float | None, str]:
 def _timed(case: Case, roof: harness.Roof, inputs: list[Inputs], launches: bool) -> tuple[str, dict[str, Any]]:
     module = case.triton()
     times: dict[str, float] = {"preferred": harness.time_case(case, module, inputs)}
-    for key, choices in harness.launches_of(case, module, inputs[0]).items():
+    device = torch.device("cuda", torch.cuda.current_device())
+    for key, choices in harness.launches_of(lambda: case.call(module, inputs[0]), device).items():
         for choice in choices[1:] if launches else ():
             with launch.forced({key: choice}):
                 times[f"{key[0]} {short(choice)}"] = harness.time_case(case, module, inputs)

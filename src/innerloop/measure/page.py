@@ -83,11 +83,9 @@ def document(title: str, parts: Sequence[str]) -> str:
 
 def _latency_figures(records: Sequence[LatencyRecord]) -> list[str]:
     caption = "From received bytes to actions in robot units, p50 of each stage. Grey is the host, colour the device."
-    heading = ("Where the time goes", caption)
-    figures = [
-        figure(*(("", "On another scale.") if place else heading), legend(_STAGES) + plots.stage_bars(group))
-        for place, group in enumerate(plots.by_scale(records))
-    ]
+    first, *slower = (legend(_STAGES) + plots.stage_bars(group) for group in plots.by_scale(records))
+    figures = [figure("Where the time goes", caption, first)]
+    figures += [figure("", "On another scale.", bars) for bars in slower]
     compared = [record for record in records if record.against]
     if compared:
         caption = "p50 of the whole call, same weights, inputs and noise, one run."
@@ -103,7 +101,7 @@ def _latency_figures(records: Sequence[LatencyRecord]) -> list[str]:
 
 
 def _steadiness(records: Sequence[LatencyRecord]) -> str:
-    if plots.few(records) and len(plots.by_scale(records)) == 1:
+    if plots.few(records):
         caption = "Latency that the given share of calls stays within; a flat line is a steady policy."
         return figure("How steady it is", caption, plots.distribution(records))
     caption = "How much longer than p50 the slow calls take: short bars are a steady policy."

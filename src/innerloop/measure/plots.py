@@ -1,5 +1,6 @@
 """Charts of records."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,13 +34,14 @@ def _cameras(record: LatencyRecord) -> str:
 
 def by_scale(records: Sequence[LatencyRecord]) -> list[list[LatencyRecord]]:
     """Records that one linear scale can show, the quickest first; within a group in the order given."""
-    groups: list[list[LatencyRecord]] = []
-    for record in sorted(records, key=lambda one: one.p50_ms):
-        if not groups or record.p50_ms > _SCALE * groups[-1][0].p50_ms:
-            groups.append([])
-        groups[-1].append(record)
-    places = {id(record): place for place, record in enumerate(records)}
-    return [sorted(group, key=lambda one: places[id(one)]) for group in groups]
+    least: list[float] = []  # milliseconds of each group
+    for ms in sorted(record.p50_ms for record in records):
+        if not least or ms > _SCALE * least[-1]:
+            least.append(ms)
+    groups: list[list[LatencyRecord]] = [[] for _ in least]
+    for record in records:
+        groups[bisect_right(least, record.p50_ms) - 1].append(record)
+    return groups
 
 
 def stage_bars(records: Sequence[LatencyRecord]) -> str:
@@ -84,8 +86,8 @@ def tails(records: Sequence[LatencyRecord]) -> str:
 
 
 def few(records: Sequence[LatencyRecord]) -> bool:
-    """Whether each record can have a line of its own colour."""
-    return len(records) <= _SERIES
+    """Whether one chart can show each record as a line of its own colour."""
+    return len(records) <= _SERIES and len(by_scale(records)) == 1
 
 
 def roofline(records: Sequence[LatencyRecord]) -> str:
