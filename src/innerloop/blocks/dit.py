@@ -91,10 +91,9 @@ class DiTBlock(nn.Module):
         batch, tokens, _ = product.shape
         if memory is None:
             q, k, v = product.view(batch, tokens, 3, self.heads, self.head_dim).unbind(2)
-        else:
-            q = product.view(batch, tokens, self.heads, self.head_dim)
-            k, v = memory.unbind(2)
-        return attention.attention(q, k, v, valid, self.head_dim**-0.5)
+            return attention.attention(q, k, v, valid, self.head_dim**-0.5)
+        q = product.view(batch, tokens, self.heads, self.head_dim)
+        return attention.remembered(q, *memory.unbind(2), valid, self.head_dim**-0.5)
 
     def mlp(self, normed: torch.Tensor) -> Shares:
         """normed [B, T, D] -> shares of [B, T, D]."""

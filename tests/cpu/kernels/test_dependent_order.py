@@ -13,6 +13,8 @@ FILES = sorted(Path(innerloop.kernels.__file__).parent.rglob("*.py"))
 AHEAD = {
     "_ahead": {"valid_ptr", "k_at", "v_at"},
     "_batched": {"bias_ptr"},
+    "_product": {"bias_ptr"},
+    "_rotate_and_store": {"cos_ptr", "sin_ptr"},
     "_guide": {"previous_ptr", "weight_ptr", "prefix_ptr"},
     "_layer_norms": {"weight_ptr", "bias_ptr"},
     "_project_and_step": {"weight_at", "bias_ptr"},

@@ -13,7 +13,7 @@ OPS = {
     "norm": ("rms_norm", "layer_norm", "layer_norms", "add_rms_norm", "add_layer_norm", "modulated_rms_norm", "gated_add_rms_norm",
              "modulated_layer_norm", "gated_add"),
     "rope": ("rotate_and_store",),
-    "attention": ("attention", "rotary_attention", "continued"),
+    "attention": ("attention", "rotary_attention", "continued", "remembered"),
     "activation": ("activate", "glu"),
     "linear": ("linear", "batched", "gated", "rotated"),
     "image": ("frames_to_patches",),

@@ -15,6 +15,7 @@ from late import Call, behind_delayed, captured, one_after_another, starts_early
 from bench.cases import earned
 from innerloop.blocks.dit import DiT, DiTSizes
 from innerloop.kernels import attention, launch, linear, norm, use_kernels
+from innerloop.kernels.attention.reference import attention as reference_attention
 from innerloop.kernels.linear import reference
 
 pytestmark = ON_HOPPER
@@ -24,8 +25,9 @@ PAIRS = (
     "shares-norm",
     "norm-q",
     "norm-up",
+    "q-memory",
+    "q-memory of many keys",
     "q-attention",
-    "q-attention of many keys",
     "qkv-attention",
     "attention-out",
     "up-down",
@@ -49,23 +51,22 @@ def _consumers(rows: int) -> dict[str, tuple[torch.Tensor, Call]]:
     def added(shares: torch.Tensor) -> Any:
         return norm.add_layer_norm(x, shares, scale[0], scale[1], 1e-5, bias)
 
-    def mixed(keys: int, valid: torch.Tensor) -> Call:
+    def mixed(keys: int, valid: torch.Tensor, call: Any = attention.remembered) -> Call:
         cut = slice(0, keys)
-        return lambda q: attention.attention(
-            q.view(1, rows, HEADS, DIM), k[:, cut], v[:, cut], valid[:, cut].contiguous(), DIM**-0.5
-        )
+        return lambda q: call(q.view(1, rows, HEADS, DIM), k[:, cut], v[:, cut], valid[:, cut].contiguous(), DIM**-0.5)
 
     def own(qkv: torch.Tensor) -> Any:
         q, k, v = qkv.view(1, rows, 3, HEADS, DIM).unbind(2)
         return attention.attention(q, k, v, None, DIM**-0.5)
 
-    short, full = mixed(169, few), mixed(320, every)
+    short, full, apart = mixed(169, few), mixed(320, every), mixed(320, every, attention.attention)
     return {
         "shares-norm": (_random(5, 1, rows, WIDTH), added),
         "norm-q": (_random(1, rows, WIDTH), lambda y: linear.linear(y, square, bias)),
         "norm-up": (_random(1, rows, WIDTH), lambda y: linear.linear(y, wide, long_bias, "gelu_tanh")),
-        "q-attention": (_random(1, rows, WIDTH), short),
-        "q-attention of many keys": (_random(1, rows, WIDTH), full),
+        "q-memory": (_random(1, rows, WIDTH), short),
+        "q-memory of many keys": (_random(1, rows, WIDTH), full),
+        "q-attention": (_random(1, rows, WIDTH), apart),
         "qkv-attention": (_random(1, rows, 3 * WIDTH), own),
         "attention-out": (_random(1, rows, WIDTH), lambda y: linear.deferred(y, square, bias)[0]),
         "up-down": (_random(1, rows, 4 * WIDTH), lambda y: linear.deferred(y, deep, bias)[0]),
@@ -95,6 +96,33 @@ def test_own_tiles_against_fp32(rows: int) -> None:
                     assert left is bias
                     slack = len(shares) * 2.0**-9  # each is rounded to 16 bits
                     earned(f"{choice}", shares.float().sum(0) + bias.float(), plain[1], plain[0], slack)
+
+
+@pytest.mark.usefixtures("poisoned_allocations")
+@pytest.mark.parametrize(
+    ("batch", "tokens", "keys", "heads", "kv_heads", "dim"),
+    [(1, 41, 169, HEADS, HEADS, DIM), (1, 49, 320, 12, 12, 64), (2, 17, 235, 8, 8, 64), (1, 5, 33, 8, 2, 128)],
+)
+def test_every_tile_of_a_memory_against_fp32(
+    batch: int, tokens: int, keys: int, heads: int, kv_heads: int, dim: int
+) -> None:
+    """Keys and values between those of other blocks; what does not count is NaN."""
+    torch.manual_seed(keys)
+    q, held = _random(batch, tokens, heads, dim), _random(batch, keys, 3, 2, kv_heads, dim)
+    valid = (torch.rand(batch, keys, device="cuda") < 0.7).int()
+    held[valid == 0] = float("nan")
+    k, v = held[:, :, 1].unbind(2)
+    same = reference_attention(q, k, v, valid, dim**-0.5)
+    truth = reference_attention(q.float(), k.float(), v.float(), valid, dim**-0.5)
+    with launch.dependent_launch(), launch.recorded() as used:
+        attention.remembered(q, k, v, valid, dim**-0.5)
+    ((key, table),) = used.items()
+    assert key[0] == "attention.memory"
+    tiles = [c for c in launch.candidates(table, key[1], launch.limits(q.device)) if c.warps]
+    assert tiles
+    for choice in tiles:
+        with launch.dependent_launch(), launch.forced({key: choice}):
+            earned(f"{choice}", attention.remembered(q, k, v, valid, dim**-0.5), same, truth)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -141,7 +169,7 @@ def test_the_transformer_against_fp32_and_without_overlap(dit: DiT, rows: int, m
         dit.to(BF16)
     with launch.recorded() as used:
         ours = dit(x, table, memory, valid)
-    assert {"linear.chained", "linear.chained_shares", "norm"} <= {op for op, _ in used}
+    assert {"linear.chained", "linear.chained_shares", "norm", "attention.memory"} <= {op for op, _ in used}
     earned(f"{rows} rows", ours, same, truth, 2.0**-8)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -161,7 +189,8 @@ def test_every_pair_of_the_transformer_with_late_producers(dit: DiT, monkeypatch
     with monkeypatch.context() as plain:
         one_after_another(plain)
         expected = dit(*inputs)
-    for module, name in ((linear, "linear"), (linear, "deferred"), (norm, "add_layer_norm"), (attention, "attention")):
+    delayed = ((linear, "linear"), (linear, "deferred"), (norm, "add_layer_norm"), (attention, "attention"))
+    for module, name in (*delayed, (attention, "remembered")):
         monkeypatch.setattr(module, name, behind_delayed(getattr(module, name)))
 
     graph, result = captured(lambda: dit(*inputs))

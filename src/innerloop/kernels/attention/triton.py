@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from innerloop.kernels import launch
-from innerloop.kernels.attention import ahead
+from innerloop.kernels.attention import ahead, memory
 from innerloop.kernels.attention.rotary import rotary_attention as rotary_attention
 from innerloop.kernels.attention.softmax import LOG2_E, soften
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
@@ -151,16 +151,6 @@ def _attend(
     key = tl.arange(0, BLOCK_N)
     real = row < rows
     kind = v_ptr.dtype.element_ty
-    release_successor(PDL)
-    wait_for_producer(PDL)
-    q_at = q_ptr + (batch * q_batch + token.to(tl.int64) * q_token + head * Q_HEAD)[:, None]
-    q = tl.load(q_at + main[None, :], mask=real[:, None] & (main < DIM)[None, :], other=0.0)
-    acc = tl.zeros((BLOCK_M, MAIN), tl.float32)
-    if REST > 1:
-        q_rest = tl.load(q_at + rest[None, :], mask=real[:, None] & (rest < DIM)[None, :], other=0.0)
-        acc_rest = tl.zeros((BLOCK_M, REST), tl.float32)
-    k_at = k_ptr + batch * k_batch + kv_head * K_HEAD
-    v_at = v_ptr + batch * v_batch + kv_head * V_HEAD
     valid_at = valid_ptr
     reach, last = keys - 1, keys - 1  # the last key that every row sees, and that any row sees
     if CAUSAL:
@@ -173,6 +163,16 @@ def _attend(
     else:
         first, end = 0, tl.maximum(tl.minimum(reach, last) + 1, 0) // BLOCK_N
         mixeds = tl.maximum(last + BLOCK_N, 0) // BLOCK_N - end
+    release_successor(PDL)
+    wait_for_producer(PDL)
+    q_at = q_ptr + (batch * q_batch + token.to(tl.int64) * q_token + head * Q_HEAD)[:, None]
+    q = tl.load(q_at + main[None, :], mask=real[:, None] & (main < DIM)[None, :], other=0.0)
+    acc = tl.zeros((BLOCK_M, MAIN), tl.float32)
+    if REST > 1:
+        q_rest = tl.load(q_at + rest[None, :], mask=real[:, None] & (rest < DIM)[None, :], other=0.0)
+        acc_rest = tl.zeros((BLOCK_M, REST), tl.float32)
+    k_at = k_ptr + batch * k_batch + kv_head * K_HEAD
+    v_at = v_ptr + batch * v_batch + kv_head * V_HEAD
     # Finite before the first key, so that masked minus masked is not NaN.
     maximum = tl.full((BLOCK_M,), -1.0e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -318,6 +318,14 @@ def continued(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
     out = torch.empty((batch, tokens, heads * dim), dtype=q.dtype, device=q.device)
     _add_shares(part, stats, out, (rows, tokens, blocks), (kv_heads, group, dim))
     return out
+
+
+def remembered(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float) -> Tensor:
+    """See kernels.attention."""
+    choice = memory.choose(q, k, v)
+    if choice == memory.APART:
+        return attention(q, k, v, key_valid, scale)
+    return memory.run(q, k, v, key_valid, scale, choice)
 
 
 def _copies_in_bulk(t: Tensor) -> bool:

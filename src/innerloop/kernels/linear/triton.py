@@ -209,6 +209,8 @@ def _product(
     start, end = 0, INNER
     if SPLIT > 1:
         start, end = share * per_share, tl.minimum(INNER, (share + 1) * per_share)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)[None, :]
     release_successor(PDL)
     wait_for_producer(PDL)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -224,7 +226,7 @@ def _product(
             w = tl.load(w_at, mask=there[:, None] & held[None, :], other=0.0)
         acc = dot(x, tl.trans(w), acc)
     if bias_ptr is not None:
-        acc += tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)[None, :]
+        acc += bias
     if GELU:
         acc = activation_triton.activated(acc, "gelu_tanh")
     out_at = out_ptr + (share * rows + row).to(tl.int64)[:, None] * columns + column[None, :]

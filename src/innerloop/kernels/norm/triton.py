@@ -25,9 +25,11 @@ TABLE = Table(
 
 @triton.jit
 def _operand(ptr, stride, row, tokens, column, width, prefix_ptr, PREFIXED: tl.constexpr):
-    """Of [D] or [B, 1, D], or of [2, D] under a prefix, what this row takes; fp32."""
+    """Of [D] or [B, 1, D], or of [2, D] under a prefix, what this row takes; fp32, zeros where there is none."""
     entry = row // tokens
-    if PREFIXED:
+    if ptr is None:
+        value = tl.zeros_like(column).to(tl.float32)
+    elif PREFIXED:
         value = given_or_usual(ptr, stride, column, width, row % tokens < tl.load(prefix_ptr + entry))
     else:
         value = tl.load(ptr + entry * stride + column, mask=column < width, other=0.0).to(tl.float32)
@@ -44,6 +46,11 @@ def _norm(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     held = column < width
+    # What no kernel of a chain writes is there when the row is: behind its reductions a load would take its whole latency.
+    bias = _operand(delta_bias_ptr, 0, row, tokens, column, width, prefix_ptr, False)
+    gate = _operand(gate_ptr, gate_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
+    scale = _operand(scale_ptr, scale_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
+    shift = _operand(shift_ptr, shift_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
     release_successor(PDL)
     wait_for_producer(PDL)
     x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
@@ -53,10 +60,8 @@ def _norm(
         delta = tl.load(delta_at, mask=held, other=0.0).to(tl.float32)
         for share in tl.static_range(1, SHARES):
             delta += tl.load(delta_at + share * share_stride, mask=held, other=0.0).to(tl.float32)
-        if delta_bias_ptr is not None:
-            delta += tl.load(delta_bias_ptr + column, mask=held, other=0.0).to(tl.float32)
+        delta += bias
         if gate_ptr is not None:
-            gate = _operand(gate_ptr, gate_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
             delta = gate * delta
         total = (x + delta).to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + row * width + column, total, mask=held)
@@ -65,12 +70,9 @@ def _norm(
         x = tl.where(held, x - tl.sum(x, axis=0) / width, 0.0)
     y = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
     if scale_ptr is not None:
-        scale = _operand(scale_ptr, scale_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
-        if PLUS_ONE:
-            scale = 1.0 + scale
-        y = y * scale
+        y = y * (1.0 + scale) if PLUS_ONE else y * scale
     if shift_ptr is not None:
-        y = y + _operand(shift_ptr, shift_stride, row, tokens, column, width, prefix_ptr, PREFIXED)
+        y = y + shift
     tl.store(out_ptr + row * width + column, y.to(out_ptr.dtype.element_ty), mask=held)
 
 

@@ -36,22 +36,25 @@ def _rotate_and_store(
     batch, position = token // tokens, token % tokens
     held = (row < rows)[:, None] & (lane < HALF)[None, :]
     is_q, is_v = head < HEADS, head >= HEADS + KV_HEADS
+    turned = held & (head < HEADS + KV_HEADS)[:, None]
+    angle = (batch * cos_batch + position * cos_token)[:, None] + lane[None, :]
+    cos = tl.load(cos_ptr + angle, mask=turned, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + angle, mask=turned, other=0.0).to(tl.float32)
+    q_a, q_b = _head_weight(q_norm_ptr, lane, HALF)
+    k_a, k_b = _head_weight(k_norm_ptr, lane, HALF)
     wait_for_producer(PDL)
     release_successor(PDL)  # behind the wait: attention may read ahead what was written before
     at = qkv_ptr + token.to(tl.int64)[:, None] * qkv_stride + head[:, None] * (2 * HALF) + lane[None, :]
     raw_a = tl.load(at, mask=held, other=0.0)
     raw_b = tl.load(at + HALF, mask=held, other=0.0)
-    turned = held & (head < HEADS + KV_HEADS)[:, None]
-    angle = (batch * cos_batch + position * cos_token)[:, None] + lane[None, :]
-    cos = tl.load(cos_ptr + angle, mask=turned, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + angle, mask=turned, other=0.0).to(tl.float32)
     a, b = raw_a.to(tl.float32), raw_b.to(tl.float32)
-    if q_norm_ptr is not None:
-        a_q, b_q = _head_norm(a, b, q_norm_ptr, lane, eps, HALF)
-        a, b = tl.where(is_q[:, None], a_q, a), tl.where(is_q[:, None], b_q, b)
-    if k_norm_ptr is not None:
-        a_k, b_k = _head_norm(a, b, k_norm_ptr, lane, eps, HALF)
-        a, b = tl.where(is_q[:, None], a, a_k), tl.where(is_q[:, None], b, b_k)
+    if q_norm_ptr is not None or k_norm_ptr is not None:
+        inverse = tl.rsqrt(tl.sum(a * a + b * b, axis=1) / (2 * HALF) + eps)[:, None]
+        of_q, of_k = is_q[:, None], (~is_q)[:, None]
+        if q_norm_ptr is not None:
+            a, b = tl.where(of_q, a * inverse * q_a, a), tl.where(of_q, b * inverse * q_b, b)
+        if k_norm_ptr is not None:
+            a, b = tl.where(of_k, a * inverse * k_a, a), tl.where(of_k, b * inverse * k_b, b)
     left, right = a * cos - b * sin, b * cos + a * sin
     if HEADS > 0:
         q_at = q_ptr + token.to(tl.int64)[:, None] * (HEADS * 2 * HALF) + head[:, None] * (2 * HALF) + lane[None, :]
@@ -65,12 +68,14 @@ def _rotate_and_store(
 
 
 @triton.jit
-def _head_norm(a, b, weight_ptr, lane, eps, HALF: tl.constexpr):
-    square = tl.sum(a * a + b * b, axis=1) / (2 * HALF)
-    inverse = tl.rsqrt(square + eps)[:, None]
-    weight_a = tl.load(weight_ptr + lane, mask=lane < HALF, other=0.0).to(tl.float32)
-    weight_b = tl.load(weight_ptr + HALF + lane, mask=lane < HALF, other=0.0).to(tl.float32)
-    return a * inverse * weight_a[None, :], b * inverse * weight_b[None, :]
+def _head_weight(weight_ptr, lane, HALF: tl.constexpr):
+    """Both halves of a head norm's weight [1, HALF], fp32; zeros where there is none."""
+    first = tl.zeros_like(lane).to(tl.float32)
+    second = first
+    if weight_ptr is not None:
+        first = tl.load(weight_ptr + lane, mask=lane < HALF, other=0.0).to(tl.float32)
+        second = tl.load(weight_ptr + HALF + lane, mask=lane < HALF, other=0.0).to(tl.float32)
+    return first[None, :], second[None, :]
 
 
 @triton.jit
