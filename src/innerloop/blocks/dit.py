@@ -4,7 +4,8 @@ Who calls what, by clock:
 - a `prepare` stage, once a checkpoint: `DiT.tables(times)` into a static float32 buffer [steps, rows, 2, width];
 - the context stage, once an observation: `DiT.remember(contexts, memory)` into a state buffer `memory_shape(...)`, which
   holds K and V of every cross block (the official heads project them again at each step);
-- the action stage, every step: `DiT(x, table[step], memory, valid)`.
+- the action stage, every step: `DiT(x, table[step], memory, valid)`, where x may be what stands before and below the
+  tokens, and the product that makes these comes apart (`entering`): the first norm adds it.
 
 Block i reads the context when `crosses(i)`, else its own tokens. `contexts` is one tensor for all cross blocks (GR00T,
 StarVLA QwenGR00T) or stacked, one a cross block (StarVLA QwenPI); `valid` likewise is one mask or one a cross block (GR00T N1.7
@@ -92,8 +93,8 @@ class DiTBlock(nn.Module):
         if memory is None:
             q, k, v = product.view(batch, tokens, 3, self.heads, self.head_dim).unbind(2)
             return attention.attention(q, k, v, valid, self.head_dim**-0.5)
-        q = product.view(batch, tokens, self.heads, self.head_dim)
-        return attention.remembered(q, *memory.unbind(2), valid, self.head_dim**-0.5)
+        q, (k, v) = product.view(batch, tokens, self.heads, self.head_dim), memory.unbind(2)
+        return attention.remembered(q, k, v, valid, self.head_dim**-0.5)
 
     def mlp(self, normed: torch.Tensor) -> Shares:
         """normed [B, T, D] -> shares of [B, T, D]."""
@@ -159,25 +160,43 @@ class DiT(Packable):
         table: torch.Tensor,
         memory: torch.Tensor,
         valid: torch.Tensor | Sequence[torch.Tensor],
+        entering: Shares | None = None,
     ) -> torch.Tensor:
         """x [B, T, D], table [rows, 2, D] of this step, memory as `remember` left it, valid int32 [B, S], one or each
         cross block's -> [B, T, output], or the residual stream [B, T, D] where there is no output head.
+
+        entering: a product of the last tokens that x lacks yet (`linear.deferred`).
         """
         crosses = len(self.sizes.cross_blocks)
         masks = [valid] * crosses if isinstance(valid, torch.Tensor) else valid
-        if isinstance(self.blocks[0].q_weight, skinny.Packed):
-            return self._few_rows(x, table, memory, masks)
-        normed = norm.layer_norm(x, table[0, 0], table[0, 1], EPS)
-        cross, last = 0, self.sizes.depth - 1
         with launch.dependent_launch(linear.chains(x)):
-            for i, block in enumerate(self.blocks):
-                own, mask = (memory[:, :, cross], masks[cross]) if block.crosses else (None, None)
-                cross += block.crosses
-                delta, left = block.attend(normed, own, mask)
-                x, normed = norm.add_layer_norm(x, delta, None, None, EPS, left)
-                delta, left = block.mlp(normed)
-                if i < last:
-                    x, normed = norm.add_layer_norm(x, delta, table[i + 1, 0], table[i + 1, 1], EPS, left)
+            if entering is None:
+                normed = norm.layer_norm(x, table[0, 0], table[0, 1], EPS)
+            else:
+                (delta, left), lead = entering, x.shape[1] - entering[0].shape[-2]
+                x, normed = norm.add_layer_norm(x, delta, table[0, 0], table[0, 1], EPS, left, lead)
+            if isinstance(self.blocks[0].q_weight, skinny.Packed):
+                return self._few_rows(x, table, memory, masks)
+            return self._dense(x, normed, table, memory, masks)
+
+    def _dense(
+        self,
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        table: torch.Tensor,
+        memory: torch.Tensor,
+        masks: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """`forward` behind its first norm."""
+        cross, last = 0, self.sizes.depth - 1
+        for i, block in enumerate(self.blocks):
+            own, mask = (memory[:, :, cross], masks[cross]) if block.crosses else (None, None)
+            cross += block.crosses
+            delta, left = block.attend(normed, own, mask)
+            x, normed = norm.add_layer_norm(x, delta, None, None, EPS, left)
+            delta, left = block.mlp(normed)
+            if i < last:
+                x, normed = norm.add_layer_norm(x, delta, table[i + 1, 0], table[i + 1, 1], EPS, left)
         if not self.sizes.output:
             return norm.add_layer_norm(x, delta, None, None, EPS, left)[0]
         _, normed = norm.add_layer_norm(x, delta, table[-1, 0], table[-1, 1], OUTPUT_EPS, left)

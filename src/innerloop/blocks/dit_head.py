@@ -10,7 +10,7 @@ import torch
 from innerloop.blocks import flow
 from innerloop.blocks.dit import DiT, DiTSizes
 from innerloop.contract import Buffer, Role, Stage
-from innerloop.kernels import activation, euler, linear, skinny
+from innerloop.kernels import euler, launch, linear, skinny
 
 Weights = Mapping[str, torch.Tensor]
 TABLES = ("modulation", "action_table", "time_table")
@@ -86,27 +86,37 @@ def state_token(state: torch.Tensor, w: Weights) -> torch.Tensor:
     return linear.linear(hidden, w["state_out_weight"], w["state_out_bias"])
 
 
+def ground(w: Weights, prefix: torch.Tensor | None, batch: int, chunk: int) -> torch.Tensor:
+    """What a step's product is added to, the same in all steps: [B, n + chunk, D].
+
+    prefix [B, n, D]: tokens before the actions, if any; below these stands, where positions are learned, w's `place`
+    [rows, D].
+    """
+    weight, place = w["action_out_weight"], w.get("place")
+    below = weight.new_zeros(chunk, len(weight)) if place is None else place[:chunk]
+    below = below.expand(batch, -1, -1)
+    return below.contiguous() if prefix is None else torch.cat([prefix, below], dim=1)
+
+
 def step(
     dit: DiT,
     w: Weights,
     index: int,
     x: torch.Tensor,
-    prefix: torch.Tensor | None,
+    ground: torch.Tensor,
     memory: torch.Tensor,
     valid: torch.Tensor | Sequence[torch.Tensor],
+    hold: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Euler step `index` of x float32 [B, chunk, A] -> x at the next time.
 
-    prefix [B, n, D]: tokens before the actions. w: tables, action_out, decoder and, where positions are learned, `place`
-    [rows, D]. memory and valid as DiT takes them.
+    ground: of the function of this name. w: tables, action_out and decoder. memory and valid as DiT takes them. hold
+    float32 [B, chunk]: how much of x a row keeps.
     """
-    chunk, place = x.shape[1], w.get("place")
-    hidden = activation.silu(skinny.project_in(x, w["action_table"], w["time_table"][index], memory.dtype))
-    tokens = linear.linear(hidden, w["action_out_weight"], w["action_out_bias"])
-    if place is not None:
-        tokens = tokens + place[:chunk]
-    if prefix is not None:
-        tokens = torch.cat([prefix, tokens], dim=1)
-    rows = dit(tokens, w["modulation"][index], memory, valid)[:, -chunk:]
-    hidden = linear.linear(rows, w["decode_in_weight"], w["decode_in_bias"], activation="relu")
-    return euler.project_and_step(hidden, w["decode_out_weight"], w["decode_out_bias"], x, 1.0 / len(w["time_table"]))
+    dt = 1.0 / len(w["time_table"])
+    with launch.dependent_launch(linear.chains(ground)):
+        hidden = skinny.project_in(x, w["action_table"], w["time_table"][index], ground.dtype, silu=True)
+        entering = linear.deferred(hidden, w["action_out_weight"], w["action_out_bias"])
+        rows = dit(ground, w["modulation"][index], memory, valid, entering)[:, -x.shape[1] :]
+        hidden = linear.linear(rows, w["decode_in_weight"], w["decode_in_bias"], activation="relu")
+        return euler.project_and_step(hidden, w["decode_out_weight"], w["decode_out_bias"], x, dt, hold)

@@ -116,6 +116,20 @@ def test_shares_and_a_bias_are_added_once(shares: int, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("batch", "tokens", "lead"), [(1, 5, 1), (2, 4, 3), (3, 2, 1)])
+def test_a_delta_of_the_last_tokens_alone(batch: int, tokens: int, lead: int, dtype: torch.dtype) -> None:
+    x, (weight, bias, left) = torch.randn(batch, tokens, 70).to(dtype), torch.randn(3, 70)
+    for shares in (1, 3):
+        delta = torch.randn(shares, batch, tokens - lead, 70).to(dtype)
+        for b in (None, left):
+            agree("norm", "add_layer_norm", x, delta, weight, bias, 1e-6, b, lead)
+        total, _ = triton_norm.add_layer_norm(x, delta, weight, bias, 1e-6, left, lead)
+        assert torch.equal(total[:, :lead], x[:, :lead])
+    one = torch.randn(batch, tokens - lead, 70).to(dtype)
+    agree("norm", "add_layer_norm", x, one, None, None, 1e-6, None, lead)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_delta_that_every_batch_entry_shares(dtype: torch.dtype) -> None:
     for shape in SHAPES:
         x, delta, weight = torch.randn(shape).to(dtype), torch.randn(shape[1:]).to(dtype), torch.randn(shape[-1])

@@ -44,7 +44,7 @@ def _check(
     earned("rings", shares.float().sum(0), meant(x, weight, bias), truth, slack)
 
 
-@pytest.mark.parametrize("kind", [None, "gelu_tanh", "silu"])
+@pytest.mark.parametrize("kind", [None, "gelu_tanh", "silu", "relu"])
 def test_one_group(kind: Activation | None) -> None:
     """Rows, columns and a depth that no whole tile or step makes up; more steps than places."""
     _check(tile(1, 32), 41, 200, 1240, kind, biased=True)

@@ -20,7 +20,7 @@ OPS = {
     "resample": ("resample",),
     "embedding": ("embed",),
     "timestep": ("sincos",),
-    "euler": ("project_and_step", "guide", "impose"),
+    "euler": ("project_in", "project_and_step", "guide", "impose"),
 }  # fmt: skip
 
 

@@ -147,9 +147,10 @@ def test_the_ends_of_a_step(guided: bool) -> None:
     state = _random(1, tokens, actions, dtype=torch.float32)
     into, bias_in = _random(width, actions, dtype=torch.float32), _table(width)
     out, bias_out = _random(actions, width, scale=width**-0.5, dtype=torch.float32), _table(actions)
-    with emulated():
-        x = cuda.project_in(state, into, bias_in, BF16)
-    _close(x, reference.project_in(state, into, bias_in, torch.float32), 3e-3)
+    for silu in (True, False):
+        with emulated():
+            x = cuda.project_in(state, into, bias_in, BF16, silu)
+        _close(x, reference.project_in(state, into, bias_in, torch.float32, silu), 3e-3)
     guide = None
     if guided:
         previous, weight = _random(1, tokens, actions, dtype=torch.float32), _random(1, tokens, dtype=torch.float32)

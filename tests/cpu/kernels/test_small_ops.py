@@ -7,6 +7,7 @@ import torch
 from agreement import agree
 
 from innerloop.kernels import euler, linear
+from innerloop.kernels.euler import triton as euler_kernel
 from innerloop.kernels.timestep import triton as timestep_kernel
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -38,6 +39,25 @@ def test_project_and_step(rows: int, actions: int, width: int, dtype: torch.dtyp
     hidden, weight, bias = torch.randn(2, rows, width), torch.randn(actions, width), torch.randn(actions)
     x = torch.randn(2, rows, actions)
     agree("euler", "project_and_step", *(t.to(dtype) for t in (hidden, weight, bias)), x, -0.1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", [None, "silu", "relu"])
+@pytest.mark.parametrize(("rows", "actions", "width"), [(1, 7, 33), (21, 33, 64), (3, 132, 100)])
+def test_project_in(rows: int, actions: int, width: int, activation: str | None, dtype: torch.dtype) -> None:
+    x, weight, bias = torch.randn(2, rows, actions), torch.randn(width, actions), torch.randn(width)
+    agree("euler", "project_in", x, weight, bias, dtype, activation)
+
+
+def test_held_rows_stay_as_they_are() -> None:
+    hidden, weight, bias, x = torch.randn(2, 5, 33), torch.randn(7, 33), torch.randn(7), torch.randn(2, 5, 7)
+    hold = torch.tensor([[1.0, 0.75, 0.5, 0.25, 0.0], [1.0, 1.0, 0.0, 0.0, 0.0]])
+    agree("euler", "project_and_step", hidden, weight, bias, x, 0.25, hold)
+    for module in (euler.reference, euler_kernel):
+        held = module.project_and_step(hidden, weight, bias, x, 0.25, hold)
+        free = module.project_and_step(hidden, weight, bias, x, 0.25)
+        assert torch.equal(held[hold == 1], x[hold == 1])
+        assert torch.equal(held[hold == 0], free[hold == 0])
 
 
 def test_linear_activates_the_rounded_product() -> None:

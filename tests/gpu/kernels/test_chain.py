@@ -13,6 +13,7 @@ from few_rows import ON_HOPPER
 from late import Call, behind_delayed, captured, one_after_another, starts_early, unguarded
 
 from bench.cases import earned
+from innerloop.blocks import dit_head
 from innerloop.blocks.dit import DiT, DiTSizes
 from innerloop.kernels import attention, launch, linear, norm, use_kernels
 from innerloop.kernels.attention.reference import attention as reference_attention
@@ -180,6 +181,52 @@ def test_the_transformer_against_fp32_and_without_overlap(dit: DiT, rows: int, m
         x.copy_(torch.randn_like(x))
         graph.replay()
         assert torch.equal(overlapped, dit(x, table, memory, valid))
+
+
+@pytest.mark.parametrize(("actions", "prefix"), [(132, 1), (7, 0), (33, 24)])
+def test_a_step_against_fp32_and_without_overlap(
+    dit: DiT, actions: int, prefix: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a chunk to the next: entry, transformer, decoder; rows that are held keep their bits."""
+    _, table, memory, valid = _inputs(dit, 41)
+    hidden, chunk = 1024, 40
+
+    def affine(name: str, rows: int, columns: int, dtype: torch.dtype = BF16) -> dict[str, torch.Tensor]:
+        weight, bias = _random(rows, columns, scale=columns**-0.5), _random(rows)
+        return {f"{name}_weight": weight.to(dtype), f"{name}_bias": bias.to(dtype)}
+
+    w = {
+        "action_table": _random(WIDTH, actions, scale=actions**-0.5).float(),
+        "time_table": _random(4, WIDTH).float(),
+        "modulation": table.expand(4, -1, -1, -1).contiguous(),
+        "place": _random(50, WIDTH),
+        **affine("action_out", WIDTH, WIDTH),
+        **affine("decode_in", hidden, 1024),
+        **affine("decode_out", actions, hidden, torch.float32),
+    }
+    before = _random(1, prefix, WIDTH) if prefix else None
+    x, hold = torch.randn(1, chunk, actions, device="cuda"), torch.zeros(1, chunk, device="cuda")
+    hold[:, :3], hold[:, 3] = 1.0, 0.25
+
+    def step(x: torch.Tensor, w: dict[str, torch.Tensor], memory: torch.Tensor) -> torch.Tensor:
+        ground = dit_head.ground(w, None if before is None else before.to(memory.dtype), 1, chunk)
+        return dit_head.step(dit, w, 1, x, ground, memory, valid, hold)
+
+    with use_kernels("reference"):
+        same = step(x, w, memory)
+        dit.float()
+        truth = step(x, {name: value.float() for name, value in w.items()}, memory.float())
+        dit.to(BF16)
+    graph, overlapped = captured(lambda: step(x, w, memory))
+    graph.replay()
+    earned("step", overlapped, same, truth, 2.0**-8)
+    assert torch.equal(overlapped[:, :3], x[:, :3])
+    one_after_another(monkeypatch)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        assert torch.equal(overlapped, step(x, w, memory))
 
 
 def test_every_pair_of_the_transformer_with_late_producers(dit: DiT, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,32 @@
-"""The last projection of a flow expert with the Euler step folded in, and real-time chunking: its pull, its given rows."""
+"""The first and last projection of a flow expert, the Euler step in the last, and real-time chunking: its pull, its given rows."""
 
+import torch
 from torch import Tensor
 
+from innerloop.kernels.activation import Activation
 from innerloop.kernels.euler import reference
 from innerloop.kernels.euler.reference import Guide
 from innerloop.kernels.select import chosen
 
-__all__ = ["Guide", "guide", "impose", "project_and_step"]
+__all__ = ["Guide", "guide", "impose", "project_and_step", "project_in"]
 
 
-def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt: float) -> Tensor:
-    """hidden [B, T, K], weight [A, K], bias [A], x float32 [B, T, A] -> x + dt * velocity, float32."""
-    return chosen(reference.project_and_step, hidden)(hidden, weight, bias, x, dt)
+def project_in(
+    x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, activation: Activation | None = None
+) -> Tensor:
+    """x float32 [B, T, A], weight [K, A], bias [K] -> activation(x W^T + b) [B, T, K] in dtype, summed in fp32."""
+    return chosen(reference.project_in, x)(x, weight, bias, dtype, activation)
+
+
+def project_and_step(
+    hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt: float, hold: Tensor | None = None
+) -> Tensor:
+    """hidden [B, T, K], weight [A, K], bias [A], x float32 [B, T, A] -> x + dt * velocity, float32.
+
+    hold float32 [B, T]: how much of x a row keeps, 0 to 1. Within `launch.dependent_launch` the caller promises of it
+    what it promises of weights.
+    """
+    return chosen(reference.project_and_step, hidden)(hidden, weight, bias, x, dt, hold)
 
 
 def impose(x: Tensor, previous: Tensor, prefix: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from innerloop.kernels.activation.reference import Activation, activate
+
 
 class Guide(NamedTuple):
     """How a previous chunk, float32 [B, T, A], acts on a step.
@@ -20,9 +22,20 @@ class Guide(NamedTuple):
     time: float
 
 
-def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt: float) -> Tensor:
-    """x + dt * (hidden W^T + b), all in fp32."""
-    return x + dt * F.linear(hidden.float(), weight.float(), bias.float())
+def project_in(
+    x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, activation: Activation | None = None
+) -> Tensor:
+    """activation(x W^T + b) in fp32, rounded to dtype."""
+    y = F.linear(x.float(), weight.float(), bias.float())
+    return (y if activation is None else activate(y, activation)).to(dtype)
+
+
+def project_and_step(
+    hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt: float, hold: Tensor | None = None
+) -> Tensor:
+    """x + dt * (hidden W^T + b), all in fp32, and as much of x as `hold` says."""
+    moved = x + dt * F.linear(hidden.float(), weight.float(), bias.float())
+    return moved if hold is None else torch.lerp(moved, x, hold[..., None])
 
 
 def impose(x: Tensor, previous: Tensor, prefix: Tensor) -> Tensor:

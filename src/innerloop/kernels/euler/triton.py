@@ -1,4 +1,4 @@
-"""The last projection and the solver's update in one kernel; what a previous chunk does to it in others."""
+"""The first projection; the last one and the solver's update in one kernel; what a previous chunk does to it in others."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import torch
@@ -7,17 +7,67 @@ import triton.language as tl
 from torch import Tensor
 
 from innerloop.kernels import launch
-from innerloop.kernels.device import release_successor, wait_for_producer
+from innerloop.kernels.activation import triton as activation_triton
+from innerloop.kernels.activation.reference import Activation
+from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Table
 
 TABLE = Table("euler", default=[Launch.of(4, BLOCK_A=4), Launch.of(4, BLOCK_A=2), Launch.of(8, BLOCK_A=8)])
+
+ENTRY = Table(
+    "euler.entry",
+    default=[
+        Launch.of(warps, BLOCK_M=rows, BLOCK_N=columns)
+        for warps, rows, columns in ((4, 16, 32), (4, 16, 64), (8, 32, 32), (4, 16, 16))
+    ],
+)
 
 GUIDE = Table("guide", default=[Launch.of(4, BLOCK=512), Launch.of(1, BLOCK=128)])
 
 
 @triton.jit
+def _project_in(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, rows, actions, width,
+    KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_A: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    action = tl.arange(0, BLOCK_A)
+    real, there, held = row < rows, column < width, (action < actions)[None, :]
+    weight_at = weight_ptr + column[:, None] * actions + action[None, :]
+    weight = tl.load(weight_at, mask=there[:, None] & held, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)
+    release_successor(PDL)
+    wait_for_producer(PDL)
+    x = tl.load(x_ptr + row[:, None] * actions + action[None, :], mask=real[:, None] & held, other=0.0).to(tl.float32)
+    y = dot(x, tl.trans(weight), tl.zeros((BLOCK_M, BLOCK_N), tl.float32)) + bias[None, :]
+    if KIND != "":
+        y = activation_triton.activated(y, KIND)
+    out_at = out_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
+    tl.store(out_at, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & there[None, :])
+
+
+def project_in(
+    x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, activation: Activation | None = None
+) -> Tensor:
+    """See kernels.euler."""
+    width, actions = weight.shape
+    out = torch.empty((*x.shape[:-1], width), dtype=dtype, device=x.device)
+    rows = x.numel() // actions
+    if rows == 0:
+        return out
+    choice = launch.choose(ENTRY, (rows, actions, width), x.device)
+    grid = (triton.cdiv(rows, choice["BLOCK_M"]), triton.cdiv(width, choice["BLOCK_N"]))
+    _project_in[grid](
+        x.contiguous(), weight.contiguous(), bias, out, rows, actions, width, KIND=activation or "",
+        BLOCK_A=max(16, launch.power_of_two(actions)), **launch.options(choice, x.device),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
 def _project_and_step(
-    hidden_ptr, weight_ptr, bias_ptr, x_ptr, out_ptr, width, actions, dt,
+    hidden_ptr, weight_ptr, bias_ptr, x_ptr, hold_ptr, out_ptr, width, actions, dt,
     BLOCK_A: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -27,15 +77,22 @@ def _project_and_step(
     weight_at = weight_ptr + action[:, None] * width + column[None, :]
     weight = tl.load(weight_at, mask=wanted[:, None] & held[None, :], other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + action, mask=wanted, other=0.0).to(tl.float32)
+    if hold_ptr is not None:
+        hold = tl.load(hold_ptr + row)
     release_successor(PDL)
     wait_for_producer(PDL)
     hidden = tl.load(hidden_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
     x = tl.load(x_ptr + row * actions + action, mask=wanted, other=0.0)
     velocity = tl.sum(weight * hidden[None, :], axis=1) + bias
-    tl.store(out_ptr + row * actions + action, x + dt * velocity, mask=wanted)
+    moved = x + dt * velocity
+    if hold_ptr is not None:  # from either end, so that 0 and 1 change no bit of the one that is left
+        moved = tl.where(hold < 0.5, moved + hold * (x - moved), x - (1.0 - hold) * (x - moved))
+    tl.store(out_ptr + row * actions + action, moved, mask=wanted)
 
 
-def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt: float) -> Tensor:
+def project_and_step(
+    hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt: float, hold: Tensor | None = None
+) -> Tensor:
     """See kernels.euler."""
     actions, width = weight.shape
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
@@ -44,7 +101,7 @@ def project_and_step(hidden: Tensor, weight: Tensor, bias: Tensor, x: Tensor, dt
     choice = launch.choose(TABLE, (width, actions), x.device)
     grid = (hidden.numel() // width, triton.cdiv(actions, choice["BLOCK_A"]))
     _project_and_step[grid](
-        hidden.contiguous(), weight.contiguous(), bias, x.contiguous(), out, width, actions, dt,
+        hidden.contiguous(), weight.contiguous(), bias, x.contiguous(), hold, out, width, actions, dt,
         BLOCK_K=launch.power_of_two(width), **launch.options(choice, x.device),
     )  # fmt: skip
     return out

@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parent / "source" / "rings.cu"
 STEP = 64  # columns of x a step: 128 bytes of bfloat16, the widest swizzle
 ROOM = 225 * 1024  # bytes of a multiprocessor's shared memory that a program may have
 REGISTERS = (232, 168, 128, 96)  # a thread, by groups: a quarter of a multiprocessor's for its share of the warps
-KINDS: dict[Activation | None, int] = {None: 0, "gelu_tanh": 1, "silu": 2}
+KINDS: dict[Activation | None, int] = {None: 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
 
 
 class RingsArgs(ctypes.Structure):

@@ -200,7 +200,7 @@ def _product(
     x_desc, w_desc, x_ptr, w_ptr, bias_ptr, out_ptr, rows, columns, per_share,
     INNER: tl.constexpr, X_STRIDE: tl.constexpr, W_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, BULK: tl.constexpr,
-    GELU: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     first, share = tl.program_id(0) * BLOCK_M, tl.program_id(2)
     left = tl.program_id(1) * BLOCK_N
@@ -227,8 +227,8 @@ def _product(
         acc = dot(x, tl.trans(w), acc)
     if bias_ptr is not None:
         acc += bias
-    if GELU:
-        acc = activation_triton.activated(acc, "gelu_tanh")
+    if KIND != "":
+        acc = activation_triton.activated(acc, KIND)
     out_at = out_ptr + (share * rows + row).to(tl.int64)[:, None] * columns + column[None, :]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=real[:, None] & there[None, :])
 
@@ -236,7 +236,7 @@ def _product(
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Activation | None = None) -> Tensor:
     """See kernels.linear."""
     rows = x.reshape(-1, x.shape[-1])
-    if activation in (None, "gelu_tanh") and _chosen_by_shape(rows, weight):
+    if activation in (None, *EPILOGUES) and _chosen_by_shape(rows, weight):
         choice = launch.choose(CHAINED if pairs.in_chain(rows) else WHOLE, _shape(rows, weight), x.device)
         if choice.warps:
             return _own(rows, weight, bias, choice, activation).view(*x.shape[:-1], weight.shape[0])
@@ -332,6 +332,6 @@ def _own(
         TensorDescriptor.from_tensor(x, [m, k]) if bulk else None,
         TensorDescriptor.from_tensor(weight, [n, k]) if bulk else None,
         x, weight, bias, out, rows, columns, per_share, INNER=inner, X_STRIDE=x.stride(0), W_STRIDE=weight.stride(0),
-        GELU=activation is not None, **launch.options(choice, x.device),
+        KIND=activation or "", **launch.options(choice, x.device),
     )  # fmt: skip
     return out

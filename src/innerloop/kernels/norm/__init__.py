@@ -55,12 +55,14 @@ def add_layer_norm(
     bias: Tensor | None,
     eps: float,
     delta_bias: Tensor | None = None,
+    lead: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """(x + delta, layer_norm(x + delta))."""
+    """(x + delta, layer_norm(x + delta)); the first `lead` of an entry's T tokens take nothing of a delta [..., B, T - lead, D]."""
     if unfused(x):
-        total = _sum(x, delta, delta_bias)
+        total = _sum(x[:, lead:] if lead else x, delta, delta_bias)
+        total = torch.cat([x[:, :lead], total], dim=1) if lead else total
         return total, layer_norm(total, weight, bias, eps)
-    return chosen(reference.add_layer_norm, x)(x, delta, weight, bias, eps, delta_bias)
+    return chosen(reference.add_layer_norm, x)(x, delta, weight, bias, eps, delta_bias, lead)
 
 
 def modulated_rms_norm(

@@ -50,9 +50,13 @@ def add_layer_norm(
     bias: Tensor | None,
     eps: float,
     delta_bias: Tensor | None = None,
+    lead: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """(total, layer_norm(total)) of total = x + delta, rounded before it is normalised."""
-    total = _add(x, delta, None, delta_bias)
+    if lead:
+        total = torch.cat([x[:, :lead], _add(x[:, lead:], delta, None, delta_bias)], dim=1)
+    else:
+        total = _add(x, delta, None, delta_bias)
     return total, layer_norm(total, weight, bias, eps)
 
 

@@ -40,8 +40,8 @@ def _operand(ptr, stride, row, tokens, column, width, prefix_ptr, PREFIXED: tl.c
 def _norm(
     x_ptr, delta_ptr, delta_bias_ptr, gate_ptr, scale_ptr, shift_ptr, prefix_ptr, total_ptr, out_ptr,
     tokens, width, delta_rows, share_stride, gate_stride, scale_stride, shift_stride, eps,
-    REPEATED: tl.constexpr, SHARES: tl.constexpr, CENTRED: tl.constexpr, PLUS_ONE: tl.constexpr, PREFIXED: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    REPEATED: tl.constexpr, LEAD: tl.constexpr, SHARES: tl.constexpr, CENTRED: tl.constexpr, PLUS_ONE: tl.constexpr,
+    PREFIXED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -56,11 +56,15 @@ def _norm(
     x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
     if delta_ptr is not None:
         delta_row = row % delta_rows if REPEATED else row
+        added = held
+        if LEAD > 0:
+            delta_row = row - (row // tokens + 1) * LEAD
+            added = held & (row % tokens >= LEAD)
         delta_at = delta_ptr + delta_row * width + column
-        delta = tl.load(delta_at, mask=held, other=0.0).to(tl.float32)
+        delta = tl.load(delta_at, mask=added, other=0.0).to(tl.float32)
         for share in tl.static_range(1, SHARES):
-            delta += tl.load(delta_at + share * share_stride, mask=held, other=0.0).to(tl.float32)
-        delta += bias
+            delta += tl.load(delta_at + share * share_stride, mask=added, other=0.0).to(tl.float32)
+        delta += tl.where(added, bias, 0.0)
         if gate_ptr is not None:
             delta = gate * delta
         total = (x + delta).to(total_ptr.dtype.element_ty)
@@ -163,9 +167,10 @@ def add_layer_norm(
     bias: Tensor | None,
     eps: float,
     delta_bias: Tensor | None = None,
+    lead: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """See kernels.norm."""
-    return _run(x, (delta, delta_bias), (None, weight, bias), eps, False, centred=True)
+    return _run(x, (delta, delta_bias), (None, weight, bias), eps, False, centred=True, lead=lead)
 
 
 def modulated_rms_norm(
@@ -217,6 +222,7 @@ def _run(
     plus_one: bool,
     centred: bool = False,
     prefix: Tensor | None = None,
+    lead: int = 0,
 ) -> tuple[Tensor, Tensor]:
     width = x.shape[-1]
     rows = x.numel() // width
@@ -229,14 +235,14 @@ def _run(
         (None, 0) if t is None else _rows(t) for t in modulation
     )
     shares = delta.shape[0] if delta is not None and delta.dim() > x.dim() else 1
-    delta_rows = rows if delta is None or shares > 1 else delta.numel() // width
+    delta_rows = rows if delta is None else delta.numel() // (shares * width)
     block = launch.power_of_two(width)
     choice = launch.choose(TABLE, (block,), x.device)
     _norm[(rows,)](
         x.contiguous(), None if delta is None else delta.contiguous(), delta_bias, gate, scale, shift, prefix,
         total, out,
-        rows // x.shape[0] if x.dim() > 2 else rows, width, delta_rows, rows * width,
-        gate_stride, scale_stride, shift_stride, eps, REPEATED=delta_rows < rows, SHARES=shares,
+        rows // x.shape[0] if x.dim() > 2 else rows, width, delta_rows, delta_rows * width,
+        gate_stride, scale_stride, shift_stride, eps, REPEATED=not lead and delta_rows < rows, LEAD=lead, SHARES=shares,
         CENTRED=centred, PLUS_ONE=plus_one, PREFIXED=prefix is not None, BLOCK=block, **launch.options(choice, x.device),
     )  # fmt: skip
     return total, out

@@ -150,10 +150,11 @@ def norm_glu(
     return out
 
 
-def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """state float32 [B, T, A], weight [K, A], bias [K] -> [B, T, K] in dtype, summed in fp32."""
+def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, silu: bool = False) -> Tensor:
+    """state float32 [B, T, A], weight [K, A], bias [K] -> [B, T, K] in dtype, summed in fp32; silu: the SiLU of that."""
     few = _few(state, weight, bias, dtype)
-    out: Tensor = (cuda if few else compose if on_device(state) else reference).project_in(state, weight, bias, dtype)
+    module = cuda if few else compose if on_device(state) else reference
+    out: Tensor = module.project_in(state, weight, bias, dtype, silu)
     return out
 
 

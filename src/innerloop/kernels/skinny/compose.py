@@ -1,13 +1,13 @@
 """The same functions made of other ops, for dense weights: GPUs without bulk copies, more rows than the kernels take."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from innerloop.kernels.activation import glu
 from innerloop.kernels.attention import attention
 from innerloop.kernels.euler import Guide, project_and_step
 from innerloop.kernels.euler import guide as pull
+from innerloop.kernels.euler import project_in as enter
 from innerloop.kernels.linear import linear
 from innerloop.kernels.norm import gated_add, layer_norm, modulated_rms_norm
 from innerloop.kernels.rope import rotate_and_store
@@ -80,9 +80,9 @@ def norm_glu(
     return glu(linear(modulated_rms_norm(x, scale, shift, eps, prefix), dense(weight)), "gelu_tanh")
 
 
-def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, silu: bool = False) -> Tensor:
     """As reference.project_in."""
-    return F.linear(state.float(), weight.float(), bias.float()).to(dtype)
+    return enter(state, weight, bias, dtype, "silu" if silu else None)
 
 
 def norm_project_step(

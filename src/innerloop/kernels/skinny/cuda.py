@@ -246,13 +246,13 @@ def attend(
     return out
 
 
-def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, silu: bool = False) -> Tensor:
     """As reference.project_in; dtype bfloat16."""
     out = torch.empty(*state.shape[:-1], weight.shape[0], dtype=dtype, device=state.device)
     arguments = StepArgs(
         weight_in=weight.data_ptr(), bias_in=bias.data_ptr(), state=state.data_ptr(), out=out.data_ptr(),
     )  # fmt: skip
-    _step(state, weight.shape[0], arguments, {"HAS_IN": 1})
+    _step(state, weight.shape[0], arguments, {"HAS_IN": 1, "SILU": int(silu)})
     return out
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from innerloop.kernels.attention.reference import attention
 from innerloop.kernels.euler.reference import Guide
 from innerloop.kernels.euler.reference import guide as pull
+from innerloop.kernels.euler.reference import project_in as enter
 from innerloop.kernels.norm.reference import by_token, layer_norm, modulated_rms_norm
 from innerloop.kernels.rope.reference import rotate_and_store
 from innerloop.kernels.skinny.packing import Packed, unpack
@@ -104,9 +105,9 @@ def norm_glu(
     return (F.gelu(gate, approximate="tanh") * up).to(x.dtype)
 
 
-def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """state W^T + b in fp32, rounded to dtype."""
-    return F.linear(state.float(), weight.float(), bias.float()).to(dtype)
+def project_in(state: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype, silu: bool = False) -> Tensor:
+    """state W^T + b in fp32, or the SiLU of that, rounded to dtype."""
+    return enter(state, weight, bias, dtype, "silu" if silu else None)
 
 
 def norm_project_step(

@@ -60,13 +60,16 @@ class Groot(nn.Module):
         self,
         x: torch.Tensor,
         step: int,
-        state: torch.Tensor,
+        ground: torch.Tensor,
         memory: torch.Tensor,
         valid: list[torch.Tensor],
         static: dit_head.Weights,
+        hold: torch.Tensor,
     ) -> torch.Tensor:
-        """One Euler step: x float32 [B, chunk, A], state [B, 1, D], valid: a mask a cross block -> x at the next time."""
-        return dit_head.step(self.dit, {**static, "place": self.place}, step, x, state, memory, valid)
+        """One Euler step: x float32 [B, chunk, A], ground of `dit_head.ground`, valid: a mask a cross block, hold [B, chunk]:
+        how much of x a row keeps -> x at the next time.
+        """
+        return dit_head.step(self.dit, static, step, x, ground, memory, valid, hold)
 
 
 def static_buffers(model: Groot, dtype: torch.dtype) -> list[Buffer]:

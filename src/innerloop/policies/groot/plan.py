@@ -74,12 +74,12 @@ def _action_stage(model: Groot, static: tuple[str, ...]) -> Stage:
     read = tuple(name for name in static if not name.startswith("state_"))
 
     def run(b: Tensors) -> None:
-        weights = {name: b[name] for name in read}
-        valid, hold = [b[name] for name in masks], b["guidance"][..., None]
-        x = torch.where(hold > 0, b["previous"], b["noise"])
+        weights = {**{name: b[name] for name in read}, "place": model.place}
+        valid, hold = [b[name] for name in masks], b["guidance"]
+        x = torch.where(hold[..., None] > 0, b["previous"], b["noise"])
+        ground = dit_head.ground(weights, b["state_token"], *x.shape[:2])
         for step in range(config.steps):
-            moved = model.denoise(x, step, b["state_token"], b["memory"], valid, weights)
-            x = torch.lerp(moved, x, hold)
+            x = model.denoise(x, step, ground, b["memory"], valid, weights, hold)
         b["actions"].copy_(x)
 
     inputs = ("noise", "previous", "guidance", "state_token", "memory", *sorted({*masks}))

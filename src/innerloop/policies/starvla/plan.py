@@ -93,9 +93,10 @@ def _action_stage(head: FlowHead) -> Stage:
     def run(b: Tensors) -> None:
         x, prefix = b["noise"], head.prefix(b["state_token"] if state else None, len(b["noise"]))
         weights = {**head.weights, **{name: b[name] for name in dit_head.TABLES}}
+        ground = dit_head.ground(weights, prefix, *x.shape[:2])
         with skinny.chain():
             for step in range(head.config.steps):
-                x = dit_head.step(head.dit, weights, step, x, prefix, b["memory"], b["key_valid"])
+                x = dit_head.step(head.dit, weights, step, x, ground, b["memory"], b["key_valid"])
         b["actions"].copy_(x)
 
     return Stage("action", run, ("noise", "memory", "key_valid", *dit_head.TABLES, *state), ("actions",))

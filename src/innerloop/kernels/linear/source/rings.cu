@@ -7,7 +7,7 @@
 // before still runs. With GLU a tile's weight rows are WIDTH / 2 of the gate and WIDTH / 2 of up, whose product never leaves
 // the registers.
 //
-// Fixed at compile time: GROUPS, WIDTH, DEPTH, STAGES, BIAS, GLU, ACTIVATION (0 none, 1 GELU in its tanh form, 2 SiLU).
+// Fixed at compile time: GROUPS, WIDTH, DEPTH, STAGES, BIAS, GLU, ACTIVATION (0 none, 1 GELU in its tanh form, 2 SiLU, 3 ReLU).
 // `multiply`, one wgmma of 64 x WIDTH x 16, is written by rings.py: its operands are as many as WIDTH / 2 registers.
 
 #define ROWS (64 * GROUPS)
@@ -44,6 +44,8 @@ DEVICE float activated(float v) {
   return gelu_tanh(v);
 #elif ACTIVATION == 2
   return __fdividef(v, 1.f + __expf(-v));
+#elif ACTIVATION == 3
+  return fmaxf(v, 0.f);
 #else
   return v;
 #endif

@@ -1,5 +1,6 @@
 // The two ends of an Euler step, one program a token: hidden -> norm -> action velocity -> state -> first residual row.
-// Fixed at compile time: K (width), A (action width, at most 32), HAS_OUT, HAS_IN, GUIDED, MODULATION_FLOAT.
+// Fixed at compile time: K (width), A (action width, at most 32), HAS_OUT, HAS_IN, SILU (of what goes in), GUIDED,
+// MODULATION_FLOAT.
 #define THREADS 1024
 
 struct Args {
@@ -107,6 +108,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) step(const __grid_constant
       int at = (i + lane) % A;  // each lane begins at its own bank
       sum += state[at] * row[at];
     }
+#if SILU
+    sum = __fdividef(sum, 1.f + __expf(-sum));
+#endif
     float other = __shfl_xor_sync(0xffffffffu, sum, 1);
     if (!(lane & 1)) *(u32*)(p.out + token * K + f) = pack2(sum, other);
   }
