@@ -74,16 +74,15 @@ def state_stage(weights: Callable[[Weights], Weights], reads: Sequence[str] = ()
     """The state's token; `weights` finds STATE_READS, `reads`: those of them that are buffers."""
 
     def run(b: Weights) -> None:
-        b["state_token"].copy_(state_token(b["state"], weights(b)))
+        state_token(b["state"], weights(b), b["state_token"])
 
     return Stage("proprioception", run, ("state", *reads), ("state_token",))
 
 
-def state_token(state: torch.Tensor, w: Weights) -> torch.Tensor:
-    """Normalised state float32 [B, S] -> [B, 1, D]."""
-    x = state[:, None].to(w["state_in_weight"].dtype)
-    hidden = linear.linear(x, w["state_in_weight"], w["state_in_bias"], activation="relu")
-    return linear.linear(hidden, w["state_out_weight"], w["state_out_bias"])
+def state_token(state: torch.Tensor, w: Weights, out: torch.Tensor) -> None:
+    """Normalised state float32 [B, S] -> out [B, 1, D]."""
+    hidden = euler.project_in(state[:, None], w["state_in_weight"], w["state_in_bias"], out.dtype, "relu")
+    linear.into(hidden, w["state_out_weight"], w["state_out_bias"], out)
 
 
 def ground(w: Weights, prefix: torch.Tensor | None, batch: int, chunk: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from innerloop.blocks.affine import affine
 from innerloop.blocks.siglip import EPS, Shares, SiglipLayer, encoded
 from innerloop.blocks.sizes import VisionSizes
 from innerloop.blocks.stack import Stack
-from innerloop.kernels import activation, attention, linear, norm
+from innerloop.kernels import attention, image, linear, norm
 
 ROPE_THETA = 10000.0  # transformers Qwen3VLVisionRotaryEmbedding
 
@@ -76,9 +76,8 @@ class Mergers(nn.Module):
         merged = normed.reshape(1, -1, wide)
         if features:
             weight, bias = self.feature_norm_weight.view(-1, wide), self.feature_norm_bias.view(-1, wide)
-            each = norm.layer_norms([x.reshape(-1, wide) for x in features], weight, bias, EPS)
-            merged = torch.cat([merged, each])
-        hidden = activation.gelu(linear.batched(merged, self.up_weight, self.up_bias), approximate=False)
+            merged = norm.layer_norms([x.reshape(-1, wide) for x in (normed, *features)], weight, bias, EPS, plain=1)
+        hidden = linear.batched(merged, self.up_weight, self.up_bias, activation="gelu")
         linear.batched(hidden, self.down_weight, self.down_bias, out)
 
 
@@ -140,9 +139,10 @@ class Qwen3Vision(nn.Module):
 
     def forward(self, pixels: torch.Tensor, grid: Grid, out: torch.Tensor) -> None:
         """pixels uint8 [I, P, 3 p^2] -> `out` [1 + DeepStack layers, I * P / merge^2, width]: tokens, then DeepStack's."""
-        embedded = linear.linear(self._planes(pixels), self.patch_weight, self.patch_bias)
-        x, first = embedded + grid.position, self.layers[0]
-        normed = norm.layer_norm(x, first.norm1_weight, first.norm1_bias, EPS)
+        planes = image.planes(pixels, self.sizes.temporal, self.patch_weight.dtype)
+        delta, left = linear.deferred(planes, self.patch_weight, self.patch_bias)
+        first = self.layers[0]
+        x, normed = norm.add_layer_norm(grid.position, delta, first.norm1_weight, first.norm1_bias, EPS, left)
 
         def attend(layer: Qwen3VisionLayer, y: torch.Tensor) -> Shares:
             return layer.attend_rotated(y, grid.cos, grid.sin, grid.valid)
@@ -150,14 +150,6 @@ class Qwen3Vision(nn.Module):
         after = (self.mergers.norm_weight, self.mergers.norm_bias)
         _, normed, features = encoded(self.layers, x, normed, EPS, attend, after, self.sizes.deepstack)
         self.mergers(normed, features, out)
-
-    def _planes(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels in [-1, 1] in the weight's order: channel, frame, row, column."""
-        images, patches, _ = pixels.shape
-        scaled = (pixels.float() / 127.5 - 1.0).to(self.patch_weight.dtype)  # Qwen3-VL: mean and deviation 0.5
-        planes = scaled.view(images, patches, -1, 3).transpose(2, 3)
-        framed = planes[:, :, :, None].expand(-1, -1, -1, self.sizes.temporal, -1)
-        return framed.reshape(images, patches, -1)
 
 
 def _between(place: torch.Tensor, count: torch.Tensor, last: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

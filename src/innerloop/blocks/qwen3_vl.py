@@ -192,10 +192,10 @@ def vision_stage(vision: Qwen3Vision) -> Stage:
 
 def embed(b: Tensors, language: Qwen3, rows: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The first `rows` tokens, [B, rows, D]: text and visual tokens, and what DeepStack adds to the first layers."""
-    at, width = b["feature_rows"][:, :rows].contiguous(), b["visual"].shape[0]
-    text = embedding.embed(b["tokens"][:, :rows].contiguous(), language.embedding, 1.0)
-    visual = [embedding.embed(at, b["visual"][i], 1.0) for i in range(width)]
-    return torch.where(b["visual_rows"][:, :rows, None] >= 0, visual[0], text), visual[1:]
+    x, *deepstack = embedding.interleave(
+        b["tokens"][:, :rows], language.embedding, b["feature_rows"][:, :rows], b["visual"]
+    )
+    return x, deepstack
 
 
 def outputs(

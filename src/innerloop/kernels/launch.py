@@ -242,6 +242,13 @@ def tuned_file() -> Path:
     return Path.home() / ".cache" / "innerloop" / "launches.json"
 
 
+def two_tiles(n: int, least: int = 16) -> tuple[int, int]:
+    """Two powers of two from `least` on that together hold n, the second 0 where the first does: 169 -> 128, 64."""
+    first = max(least, 1 << (n.bit_length() - 1))
+    left = n - first
+    return first, max(least, power_of_two(left)) if left > 0 else 0
+
+
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(0, math.ceil(n) - 1).bit_length()

@@ -26,10 +26,10 @@ def test_large_inputs_saturate() -> None:
 
 def test_names() -> None:
     x = torch.linspace(-3, 3, 11)
-    assert torch.equal(activation.gelu(x, approximate=True), torch.nn.functional.gelu(x, approximate="tanh"))
-    assert torch.equal(activation.gelu(x, approximate=False), torch.nn.functional.gelu(x))
+    assert torch.equal(activation.activate(x, "gelu_tanh"), torch.nn.functional.gelu(x, approximate="tanh"))
+    assert torch.equal(activation.activate(x, "gelu"), torch.nn.functional.gelu(x))
     assert torch.equal(activation.silu(x), torch.nn.functional.silu(x))
-    assert torch.equal(activation.relu2(x), x.clamp_min(0) ** 2)
+    assert torch.equal(activation.activate(x, "relu2"), x.clamp_min(0) ** 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -186,13 +186,6 @@ def test_blocks_ahead_stand_two_a_multiprocessor_at_most() -> None:
     assert launch.candidates(ahead.TABLE, (400, 1, 722, 256, 4), device) == [ahead.APART]
 
 
-@pytest.mark.parametrize(
-    ("keys", "widths"), [(1, (16, 0)), (16, (16, 0)), (17, (16, 16)), (41, (32, 16)), (64, (64, 0)), (169, (128, 64))]
-)
-def test_two_blocks_hold_all_keys(keys: int, widths: tuple[int, int]) -> None:
-    assert memory.blocks(keys) == widths
-
-
 @pytest.mark.parametrize("keys", [5, 16, 23, 41, 64])
 @pytest.mark.parametrize(("batch", "heads", "kv_heads", "dim"), [(1, 3, 3, 24), (2, 4, 2, 16)])
 @pytest.mark.parametrize("masked", [False, True])

@@ -40,6 +40,7 @@ def test_every_choice_of_the_device() -> None:
         for choice in launch.candidates(batch.TABLE, shape, H200):
             with launch.forced({("linear.batched", shape): choice}):
                 agree("linear", "batched", *operands)
+                agree("linear", "batched", *operands, None, "gelu", roundings=2)
 
 
 @pytest.mark.parametrize("choice", [batch.LIBRARY, _tile(16, 16, 32, 16)])

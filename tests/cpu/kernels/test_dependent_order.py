@@ -21,7 +21,7 @@ AHEAD = {
     "_memory": {"valid_at", "k_at", "v_at"},
     "_norm": {"delta_bias_ptr", "gate_ptr", "scale_ptr", "shift_ptr"},
     "_project_and_step": {"weight_at", "bias_ptr", "hold_ptr"},
-    "_project_in": {"weight_at", "bias_ptr"},
+    "_project_in": {"weight_ptr", "bias_ptr"},
 }
 
 # What writes queries, keys and values. The cache's earlier rows, which attention reads ahead, must be there when it starts:

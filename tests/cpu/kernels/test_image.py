@@ -62,3 +62,14 @@ def test_an_absent_camera_of_one_pixel_is_finite() -> None:
     sizes = torch.ones(1, 1, 2, dtype=torch.int32)
     assert frames_to_patches(_frames(1, 1, 0), sizes, 28, 14, torch.float32).isfinite().all()
     assert kernel.frames_to_patches(_frames(1, 1, 0), sizes, 28, 14, torch.float32).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("patch", "temporal"), [(4, 2), (3, 1), (16, 2)])
+def test_planes_of_a_patch(patch: int, temporal: int, dtype: torch.dtype) -> None:
+    pixels = torch.randint(0, 256, (2, 5, 3 * patch * patch), dtype=torch.uint8)
+    agree("image", "planes", pixels, temporal, dtype)
+    found = kernel.planes(pixels, temporal, torch.float32).view(2, 5, 3, temporal, patch, patch)
+    expected = pixels.view(2, 5, patch, patch, 3).permute(0, 1, 4, 2, 3) / 127.5 - 1
+    for frame in range(temporal):
+        assert torch.equal(found[:, :, :, frame], expected)

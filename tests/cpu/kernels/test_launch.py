@@ -80,3 +80,11 @@ def test_dependent_launch_is_off_unless_asked_and_able(monkeypatch: pytest.Monke
         with launch.dependent_launch():
             assert launch.options(SMALL, CPU)["PDL"] is able
             assert launch.options(SMALL, CPU)["launch_pdl"] is able
+
+
+@pytest.mark.parametrize(
+    ("count", "tiles"),
+    [(1, (16, 0)), (16, (16, 0)), (17, (16, 16)), (41, (32, 16)), (64, (64, 0)), (132, (128, 16)), (169, (128, 64))],
+)
+def test_two_tiles_hold_all(count: int, tiles: tuple[int, int]) -> None:
+    assert launch.two_tiles(count) == tiles

@@ -36,6 +36,14 @@ def test_each_input_by_its_own(layers: int, shape: tuple[int, ...], dtype: torch
     agree("norm", "layer_norms", inputs, weight, bias, 1e-5)
     one = triton_norm.layer_norm(inputs[-1], weight[-1], bias[-1], 1e-5)
     assert torch.equal(triton_norm.layer_norms(inputs, weight, bias, 1e-5)[-1], one)
+    plain = layers // 2
+    agree("norm", "layer_norms", inputs, weight[plain:], bias[plain:], 1e-5, plain)
+    assert all(
+        torch.equal(found, given)
+        for found, given in zip(
+            triton_norm.layer_norms(inputs, weight[plain:], bias[plain:], 1e-5, plain), inputs[:plain], strict=False
+        )
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

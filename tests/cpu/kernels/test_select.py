@@ -16,9 +16,9 @@ OPS = {
     "attention": ("attention", "rotary_attention", "continued", "remembered"),
     "activation": ("activate", "glu"),
     "linear": ("linear", "batched", "gated", "rotated"),
-    "image": ("frames_to_patches",),
+    "image": ("frames_to_patches", "planes"),
     "resample": ("resample",),
-    "embedding": ("embed",),
+    "embedding": ("embed", "interleave"),
     "timestep": ("sincos",),
     "euler": ("project_in", "project_and_step", "guide", "impose"),
 }  # fmt: skip

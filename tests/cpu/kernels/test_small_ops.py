@@ -7,6 +7,7 @@ import torch
 from agreement import agree
 
 from innerloop.kernels import euler, linear
+from innerloop.kernels.embedding import triton as embedding_kernel
 from innerloop.kernels.euler import triton as euler_kernel
 from innerloop.kernels.timestep import triton as timestep_kernel
 
@@ -19,6 +20,21 @@ def test_embed(dtype: torch.dtype) -> None:
     tokens = torch.tensor([[0, 18, 3], [7, 7, 0]], dtype=torch.int32)
     agree("embedding", "embed", tokens, table, 5.5)
     agree("embedding", "embed", tokens, table, 1.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_interleave(dtype: torch.dtype) -> None:
+    """Text where a row is the last one, pictures elsewhere; zeros beside text in what DeepStack adds."""
+    table, visual = torch.randn(19, 70).to(dtype), torch.randn(3, 6, 70).to(dtype)
+    visual[:, -1] = 0
+    tokens = torch.tensor([[0, 18, 3, 5], [7, 7, 0, 1]], dtype=torch.int32)
+    rows = torch.tensor([[5, 0, 4, 5], [2, 5, 5, 1]], dtype=torch.int32)
+    agree("embedding", "interleave", tokens, table, rows, visual)
+    found = embedding_kernel.interleave(tokens, table, rows, visual)
+    text = rows == 5
+    assert torch.equal(found[0][text], table[tokens[text].long()])
+    assert torch.equal(found[0][~text], visual[0][rows[~text].long()])
+    assert not found[1:, text].any()
 
 
 @pytest.mark.parametrize("cos_first", [False, True])

@@ -6,7 +6,7 @@ from innerloop.kernels.activation import reference
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.select import chosen, unfused
 
-__all__ = ["Activation", "activate", "gelu", "glu", "relu2", "silu"]
+__all__ = ["Activation", "activate", "glu", "silu"]
 
 
 def activate(x: Tensor, kind: Activation, bias: Tensor | None = None, prefix: Tensor | None = None) -> Tensor:
@@ -17,19 +17,9 @@ def activate(x: Tensor, kind: Activation, bias: Tensor | None = None, prefix: Te
     return chosen(reference.activate, x)(x, kind, bias, prefix)
 
 
-def gelu(x: Tensor, approximate: bool) -> Tensor:
-    """GELU; `approximate` is the tanh form."""
-    return activate(x, "gelu_tanh" if approximate else "gelu")
-
-
 def silu(x: Tensor) -> Tensor:
     """x * sigmoid(x)."""
     return activate(x, "silu")
-
-
-def relu2(x: Tensor) -> Tensor:
-    """max(x, 0)^2."""
-    return activate(x, "relu2")
 
 
 def glu(gate_up: Tensor, kind: Activation) -> Tensor:

@@ -17,14 +17,7 @@ from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
 
 APART = Launch.of(0)  # the op's other forms
-LEAST = 16  # columns of a tensor core's tile
-
-
-def blocks(keys: int) -> tuple[int, int]:
-    """Widths of the two blocks that hold so many keys, the second 0 where the first holds all: 169 -> 128, 64."""
-    first = max(LEAST, 1 << (keys.bit_length() - 1))
-    left = keys - first
-    return first, max(LEAST, launch.power_of_two(left)) if left > 0 else 0
+LEAST = 16  # of a tensor core's tile
 
 
 def _width(dim: int) -> int:
@@ -36,7 +29,7 @@ def _shared_bytes(choice: Launch, shape: Shape) -> int:
     if choice == APART:
         return 0
     _, _, keys, dim, element = shape
-    wide, all_keys = _width(dim), sum(blocks(keys))
+    wide, all_keys = _width(dim), sum(launch.two_tiles(keys))
     return ((choice["BLOCK_M"] + 2 * all_keys) * wide + choice["BLOCK_M"] * all_keys) * element + 2048
 
 
@@ -45,7 +38,7 @@ def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
     rows, units, keys, dim, element = shape
     if choice == APART:
         return True
-    all_keys, threads = sum(blocks(keys)), 32 * choice.warps
+    all_keys, threads = sum(launch.two_tiles(keys)), 32 * choice.warps
     held = all_keys * _width(dim) <= 96 * threads and choice["BLOCK_M"] * max(all_keys, _width(dim)) <= 64 * threads
     programs = triton.cdiv(rows, choice["BLOCK_M"]) * units
     return element == 2 and held and programs <= limits.multiprocessors and choice["BLOCK_M"] <= max(LEAST, 2 * rows)
@@ -144,7 +137,7 @@ def run(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float,
     """As kernels.attention.remembered, by a choice that is not APART."""
     batch, tokens, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
-    rows, (first, second) = tokens * (heads // kv_heads), blocks(keys)
+    rows, (first, second) = tokens * (heads // kv_heads), launch.two_tiles(keys)
     out = torch.empty((batch, tokens, heads * dim), dtype=q.dtype, device=q.device)
     _memory[(triton.cdiv(rows, choice["BLOCK_M"]), batch * kv_heads)](
         q, k, v, key_valid, out, rows, tokens, keys, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],

@@ -1,4 +1,4 @@
-"""Gather and scale rows of a table."""
+"""Gather and scale rows of a table; gather those of text and of pictures."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import torch
@@ -34,4 +34,36 @@ def embed(tokens: Tensor, table: Tensor, scale: float) -> Tensor:
     choice = launch.choose(TABLE, (width,), table.device)
     grid = (tokens.numel(), triton.cdiv(width, choice["BLOCK"]))
     _embed[grid](tokens.contiguous(), table, out, width, scale, **launch.options(choice, table.device))
+    return out
+
+
+@triton.jit
+def _interleave(
+    tokens_ptr, table_ptr, rows_ptr, visual_ptr, out_ptr, width, last, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    place, layer = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    held = column < width
+    release_successor(PDL)
+    wait_for_producer(PDL)
+    token, row = tl.load(tokens_ptr + place).to(tl.int64), tl.load(rows_ptr + place).to(tl.int64)
+    if (row == last) & (layer == 0):
+        values = tl.load(table_ptr + token * width + column, mask=held, other=0.0)
+    else:
+        values = tl.load(visual_ptr + (layer * (last + 1) + row) * width + column, mask=held, other=0.0)
+    tl.store(out_ptr + (layer * tl.num_programs(0) + place) * width + column, values, mask=held)
+
+
+def interleave(tokens: Tensor, table: Tensor, rows: Tensor, visual: Tensor) -> Tensor:
+    """See kernels.embedding."""
+    layers, held, width = visual.shape
+    out = torch.empty((layers, *tokens.shape, width), dtype=table.dtype, device=table.device)
+    if out.numel() == 0:
+        return out
+    choice = launch.choose(TABLE, (width,), table.device)
+    grid = (tokens.numel(), triton.cdiv(width, choice["BLOCK"]), layers)
+    _interleave[grid](
+        tokens.contiguous(), table, rows.contiguous(), visual.contiguous(), out, width, held - 1,
+        **launch.options(choice, table.device),
+    )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""The first projection; the last one and the solver's update in one kernel; what a previous chunk does to it in others."""
+"""The first projection, of fp32 operands: three products of TF32 parts, whose error a result of 16 bits does not show; the last one and the solver's update in one kernel; what a previous chunk does to it in others."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from innerloop.kernels import launch
 from innerloop.kernels.activation import triton as activation_triton
 from innerloop.kernels.activation.reference import Activation
-from innerloop.kernels.device import dot, release_successor, wait_for_producer
+from innerloop.kernels.device import release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Table
 
 TABLE = Table("euler", default=[Launch.of(4, BLOCK_A=4), Launch.of(4, BLOCK_A=2), Launch.of(8, BLOCK_A=8)])
@@ -26,21 +26,35 @@ GUIDE = Table("guide", default=[Launch.of(4, BLOCK=512), Launch.of(1, BLOCK=128)
 
 
 @triton.jit
+def _columns(ptr, row, real, column, width):
+    """A tile of a matrix in fp32, zeros outside it."""
+    at = ptr + row[:, None] * width + column[None, :]
+    return tl.load(at, mask=real[:, None] & (column < width)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _project_in(
     x_ptr, weight_ptr, bias_ptr, out_ptr, rows, actions, width,
-    KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_A: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    PRECISION: tl.constexpr = "ieee" if EXACT else "tf32x3"
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    action = tl.arange(0, BLOCK_A)
-    real, there, held = row < rows, column < width, (action < actions)[None, :]
-    weight_at = weight_ptr + column[:, None] * actions + action[None, :]
-    weight = tl.load(weight_at, mask=there[:, None] & held, other=0.0).to(tl.float32)
+    real, there = row < rows, column < width
+    action = tl.arange(0, FIRST)
+    weight = _columns(weight_ptr, column, there, action, actions)
+    if SECOND > 0:
+        rest = FIRST + tl.arange(0, SECOND)
+        weight_rest = _columns(weight_ptr, column, there, rest, actions)
     bias = tl.load(bias_ptr + column, mask=there, other=0.0).to(tl.float32)
     release_successor(PDL)
     wait_for_producer(PDL)
-    x = tl.load(x_ptr + row[:, None] * actions + action[None, :], mask=real[:, None] & held, other=0.0).to(tl.float32)
-    y = dot(x, tl.trans(weight), tl.zeros((BLOCK_M, BLOCK_N), tl.float32)) + bias[None, :]
+    y = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    y = tl.dot(_columns(x_ptr, row, real, action, actions), tl.trans(weight), y, input_precision=PRECISION)
+    if SECOND > 0:
+        y = tl.dot(_columns(x_ptr, row, real, rest, actions), tl.trans(weight_rest), y, input_precision=PRECISION)
+    y += bias[None, :]
     if KIND != "":
         y = activation_triton.activated(y, KIND)
     out_at = out_ptr + row.to(tl.int64)[:, None] * width + column[None, :]
@@ -56,11 +70,11 @@ def project_in(
     rows = x.numel() // actions
     if rows == 0:
         return out
-    choice = launch.choose(ENTRY, (rows, actions, width), x.device)
+    choice, (first, second) = launch.choose(ENTRY, (rows, actions, width), x.device), launch.two_tiles(actions)
     grid = (triton.cdiv(rows, choice["BLOCK_M"]), triton.cdiv(width, choice["BLOCK_N"]))
     _project_in[grid](
         x.contiguous(), weight.contiguous(), bias, out, rows, actions, width, KIND=activation or "",
-        BLOCK_A=max(16, launch.power_of_two(actions)), **launch.options(choice, x.device),
+        FIRST=first, SECOND=second, EXACT=dtype is torch.float32, **launch.options(choice, x.device),
     )  # fmt: skip
     return out
 

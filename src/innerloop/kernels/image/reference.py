@@ -49,6 +49,14 @@ def frames_to_patches(
     return grid.reshape(batch, cameras, side * side, 3 * patch * patch).to(dtype)
 
 
+def planes(pixels: Tensor, temporal: int, dtype: torch.dtype) -> Tensor:
+    """Every channel of a patch as a plane, `temporal` times, its pixels in [-1, 1]: mean and deviation 0.5."""
+    images, patches, _ = pixels.shape
+    scaled = (pixels.float() / 127.5 - 1.0).to(dtype)
+    channels = scaled.view(images, patches, -1, 3).transpose(2, 3)
+    return channels[:, :, :, None].expand(-1, -1, -1, temporal, -1).reshape(images, patches, -1)
+
+
 def _axis(extent: Tensor, ratio: Tensor, size: int, placement: Placement) -> _Axis:
     resized = torch.clamp((extent / ratio).floor(), 1, size)
     room = size - resized

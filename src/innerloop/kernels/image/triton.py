@@ -1,4 +1,4 @@
-"""uint8 frames to normalised patches in one pass: an output element gathers its own four taps."""
+"""uint8 frames to normalised patches in one pass: an output element gathers its own four taps, or of a patch its pixel."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 import torch
@@ -16,6 +16,8 @@ TABLE = Table(
     default=[Launch.of(4, BLOCK=512), Launch.of(4, BLOCK=256), Launch.of(8, BLOCK=1024)],
     rows={90: [Launch.of(4, BLOCK=256)]},
 )
+
+PLANES = Table("image.planes", default=[Launch.of(4, BLOCK=1024), Launch.of(4, BLOCK=512), Launch.of(8, BLOCK=2048)])
 
 # Twice the share of the padding that comes before the image.
 _BEFORE: dict[Placement, int] = {"center": 1, "top_left": 0, "bottom_right": 2}
@@ -84,4 +86,31 @@ def frames_to_patches(
         frames.contiguous(), sizes.contiguous(), out, capacity,
         SIZE=size, PATCH=patch, BEFORE=_BEFORE[placement], **launch.options(choice, frames.device),
     )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _planes(pixels_ptr, out_ptr, width, area, temporal, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    patch = tl.program_id(0).to(tl.int64)
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    held = element < width
+    channel, pixel = element // (temporal * area), element % area
+    release_successor(PDL)
+    wait_for_producer(PDL)
+    value = tl.load(pixels_ptr + patch * (3 * area) + pixel * 3 + channel, mask=held, other=0).to(tl.float32)
+    value = tl.div_rn(value, 127.5) - 1.0
+    tl.store(out_ptr + patch * width + element, value.to(out_ptr.dtype.element_ty), mask=held)
+
+
+def planes(pixels: Tensor, temporal: int, dtype: torch.dtype) -> Tensor:
+    """See kernels.image."""
+    images, patches, count = pixels.shape
+    width = count * temporal
+    out = torch.empty((images, patches, width), dtype=dtype, device=pixels.device)
+    if out.numel() == 0:
+        return out
+    choice = launch.choose(PLANES, (width,), pixels.device)
+    _planes[(images * patches, triton.cdiv(width, choice["BLOCK"]))](
+        pixels.contiguous(), out, width, count // 3, temporal, **launch.options(choice, pixels.device)
+    )
     return out

@@ -57,6 +57,8 @@ def chains(x: Tensor) -> bool:
     return fused(x) and reference.few_rows(x)
 
 
-def batched(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
+def batched(
+    x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None, activation: Activation | None = None
+) -> Tensor:
     """x [L, T, K], weight [L * N, K], bias [L * N] -> [L, T, N], in `out` if given: one kernel for all layers' products."""
-    return chosen(reference.batched, x)(x, weight, bias, out)
+    return chosen(reference.batched, x)(x, weight, bias, out, activation)

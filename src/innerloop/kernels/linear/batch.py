@@ -12,6 +12,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from innerloop.kernels import launch
+from innerloop.kernels.activation import triton as activation_triton
+from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
 
@@ -70,18 +72,21 @@ TABLE = Table(
 
 
 @triton.jit
-def _store(acc, bias, out_at, stride, row, column, rows, columns):
+def _store(acc, bias, out_at, stride, row, column, rows, columns, KIND: tl.constexpr):
     """A tile of a layer's result."""
     held = (row < rows)[:, None] & (column < columns)[None, :]
     at = out_at + row.to(tl.int64)[:, None] * stride + column[None, :]
-    tl.store(at, (acc + bias[None, :]).to(at.dtype.element_ty), mask=held)
+    y = acc + bias[None, :]
+    if KIND != "":
+        y = activation_triton.activated(y, KIND)
+    tl.store(at, y.to(at.dtype.element_ty), mask=held)
 
 
 @triton.jit
 def _batched(
     x_desc, rest_desc, w_desc, bias_ptr, out_ptr, rows, columns, out_layer, out_row,
-    INNER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
+    INNER: tl.constexpr, KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     layer = tl.program_id(2)
     first, left = tl.program_id(0) * (BLOCK_M + BLOCK_R), tl.program_id(1) * BLOCK_N
@@ -101,19 +106,25 @@ def _batched(
             acc_rest = dot(rest_desc.load([x_row + BLOCK_M, at]), w, acc_rest)
     out_at = out_ptr + layer.to(tl.int64) * out_layer
     row = first + tl.arange(0, BLOCK_M)
-    _store(acc, bias, out_at, out_row, row, column, rows, columns)
+    _store(acc, bias, out_at, out_row, row, column, rows, columns, KIND)
     if BLOCK_R:
         row = first + BLOCK_M + tl.arange(0, BLOCK_R)
-        _store(acc_rest, bias, out_at, out_row, row, column, rows, columns)
+        _store(acc_rest, bias, out_at, out_row, row, column, rows, columns, KIND)
 
 
-def batched(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
+def batched(
+    x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None, activation: Activation | None = None
+) -> Tensor:
     """See kernels.linear."""
     layers, rows, inner = x.shape
     columns = weight.shape[0] // layers
     choice = launch.choose(TABLE, (layers, rows, columns, inner, x.element_size()), x.device)
     if choice == LIBRARY or not _readable(x, weight) or (out is not None and out.stride(2) != 1):
-        return torch.baddbmm(bias.view(layers, 1, -1), x, weight.view(layers, -1, inner).transpose(1, 2), out=out)
+        operands = bias.view(layers, 1, -1), x, weight.view(layers, -1, inner).transpose(1, 2)
+        if activation is None:
+            return torch.baddbmm(*operands, out=out)
+        y = activation_triton.activate(torch.baddbmm(*operands), activation)
+        return y if out is None else out.copy_(y)
     if out is None:
         out = torch.empty((layers, rows, columns), dtype=x.dtype, device=x.device)
     m, r, n, k = (choice[size] for size in ("BLOCK_M", "BLOCK_R", "BLOCK_N", "BLOCK_K"))
@@ -121,7 +132,7 @@ def batched(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) 
     _batched[(triton.cdiv(rows, m + r), triton.cdiv(columns, n), layers)](
         TensorDescriptor.from_tensor(every, [m, k]), TensorDescriptor.from_tensor(every, [r, k]) if r else None,
         TensorDescriptor.from_tensor(weight, [n, k]), bias, out, rows, columns, *out.stride()[:2], INNER=inner,
-        **launch.options(choice, x.device),
+        KIND=activation or "", **launch.options(choice, x.device),
     )  # fmt: skip
     return out
 

@@ -51,8 +51,11 @@ def few_rows(x: Tensor) -> bool:
     return x.element_size() == 2 and x.numel() <= FEW_ROWS * x.shape[-1]
 
 
-def batched(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
-    """One product a layer."""
+def batched(
+    x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None, activation: Activation | None = None
+) -> Tensor:
+    """One product a layer, rounded to x's dtype before the activation."""
     layers, _, inner = x.shape
     product = torch.baddbmm(bias.view(layers, 1, -1), x, weight.view(layers, -1, inner).transpose(1, 2))
-    return product if out is None else out.copy_(product)
+    y = product if activation is None else activate(product, activation)
+    return y if out is None else out.copy_(y)

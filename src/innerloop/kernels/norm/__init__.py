@@ -26,11 +26,15 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return chosen(reference.layer_norm, x)(x, weight, bias, eps)
 
 
-def layer_norms(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """L inputs [..., D] of one shape, weight and bias [L, D] -> [L, ..., D], each by its own: one kernel for all."""
+def layer_norms(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float, plain: int = 0) -> Tensor:
+    """L inputs [..., D] of one shape, weight and bias [L - plain, D] -> [L, ..., D], each by its own: one kernel for all.
+
+    The first `plain` of them come as they are.
+    """
     if unfused(inputs[0]):
-        return torch.stack([layer_norm(x, w, b, eps) for x, w, b in zip(inputs, weight, bias, strict=True)])
-    return chosen(reference.layer_norms, inputs[0])(inputs, weight, bias, eps)
+        normed = [layer_norm(x, w, b, eps) for x, w, b in zip(inputs[plain:], weight, bias, strict=True)]
+        return torch.stack([*inputs[:plain], *normed])
+    return chosen(reference.layer_norms, inputs[0])(inputs, weight, bias, eps, plain)
 
 
 def add_rms_norm(

@@ -25,9 +25,10 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return y.to(x.dtype)
 
 
-def layer_norms(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """layer_norm of each by its own weight and bias."""
-    return torch.stack([layer_norm(x, w, b, eps) for x, w, b in zip(inputs, weight, bias, strict=True)])
+def layer_norms(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float, plain: int = 0) -> Tensor:
+    """layer_norm of each by its own weight and bias, but of the first `plain`."""
+    normed = [layer_norm(x, w, b, eps) for x, w, b in zip(inputs[plain:], weight, bias, strict=True)]
+    return torch.stack([*inputs[:plain], *normed])
 
 
 def add_rms_norm(

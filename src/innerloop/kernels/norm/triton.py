@@ -103,7 +103,7 @@ def _gated_add(
 @triton.jit
 def _layer_norms(
     inputs, weight_ptr, bias_ptr, out_ptr, rows, width, eps,
-    LAYERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    LAYERS: tl.constexpr, PLAIN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row, layer = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
@@ -112,15 +112,17 @@ def _layer_norms(
     for i in tl.static_range(1, LAYERS):
         if layer == i:
             x_ptr = inputs[i]
-    scale = tl.load(weight_ptr + layer * width + column, mask=held, other=0.0).to(tl.float32)
-    shift = tl.load(bias_ptr + layer * width + column, mask=held, other=0.0).to(tl.float32)
+    own = (layer - PLAIN) * width + column
+    scale = tl.load(weight_ptr + own, mask=held & (layer >= PLAIN), other=0.0).to(tl.float32)
+    shift = tl.load(bias_ptr + own, mask=held & (layer >= PLAIN), other=0.0).to(tl.float32)
     release_successor(PDL)
     wait_for_producer(PDL)
     x = tl.load(x_ptr + row * width + column, mask=held, other=0.0).to(tl.float32)
-    x = tl.where(held, x - tl.sum(x, axis=0) / width, 0.0)
-    y = x * tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    out_at = out_ptr + (layer * rows + row) * width + column
-    tl.store(out_at, (y * scale + shift).to(out_ptr.dtype.element_ty), mask=held)
+    centred = tl.where(held, x - tl.sum(x, axis=0) / width, 0.0)
+    y = centred * tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps) * scale + shift
+    if layer < PLAIN:
+        y = x
+    tl.store(out_ptr + (layer * rows + row) * width + column, y.to(out_ptr.dtype.element_ty), mask=held)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, plus_one: bool = False) -> Tensor:
@@ -133,7 +135,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return _run(x, (None, None), (None, weight, bias), eps, False, centred=True)[1]
 
 
-def layer_norms(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def layer_norms(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float, plain: int = 0) -> Tensor:
     """See kernels.norm."""
     x = inputs[0]
     width, layers = x.shape[-1], len(inputs)
@@ -143,7 +145,7 @@ def layer_norms(inputs: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: flo
         return out
     _layer_norms[(rows, layers)](
         tuple(t.contiguous() for t in inputs), weight.contiguous(), bias.contiguous(), out, rows, width, eps,
-        LAYERS=layers, BLOCK=block, **launch.options(launch.choose(TABLE, (block,), x.device), x.device),
+        LAYERS=layers, PLAIN=plain, BLOCK=block, **launch.options(launch.choose(TABLE, (block,), x.device), x.device),
     )  # fmt: skip
     return out
 
