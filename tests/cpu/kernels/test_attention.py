@@ -5,7 +5,7 @@ import torch
 from agreement import agree
 
 from innerloop.kernels import launch
-from innerloop.kernels.attention import ahead, memory
+from innerloop.kernels.attention import ahead, whole
 from innerloop.kernels.attention import triton as kernel
 from innerloop.kernels.launch import Launch
 
@@ -186,45 +186,55 @@ def test_blocks_ahead_stand_two_a_multiprocessor_at_most() -> None:
     assert launch.candidates(ahead.TABLE, (400, 1, 722, 256, 4), device) == [ahead.APART]
 
 
-@pytest.mark.parametrize("keys", [5, 16, 23, 41, 64])
+def _at_once(
+    rows: int, units: int, keys: int, dim: int, memory: bool, causal: bool = False
+) -> dict[launch.Key, Launch]:
+    return {("attention.whole", (rows, units, keys, dim, 2, int(memory), int(causal))): Launch.of(4, 1, BLOCK_M=16)}
+
+
+@pytest.mark.parametrize("keys", [19, 23, 32, 41, 64])
 @pytest.mark.parametrize(("batch", "heads", "kv_heads", "dim"), [(1, 3, 3, 24), (2, 4, 2, 16)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_memory_that_is_read_ahead(keys: int, batch: int, heads: int, kv_heads: int, dim: int, masked: bool) -> None:
+def test_all_keys_at_once(keys: int, batch: int, heads: int, kv_heads: int, dim: int, masked: bool) -> None:
     """A block more or less, whole and not; what is invalid is NaN; one entry may see no key at all."""
     tokens = 19
     q, k, v = _qkv((batch, tokens, keys, heads, kv_heads, dim), torch.bfloat16)
     mask = _mask(k, v, *[[*range(0, keys, 3), keys - 1], []][:batch]) if masked else None
-    shape = (tokens * heads // kv_heads, batch * kv_heads, keys, dim, 2)
-    with (
-        launch.dependent_launch(),
-        launch.forced({("attention.memory", shape): Launch.of(4, 1, BLOCK_M=16)}),
-        launch.recorded() as used,
-    ):
+    sizes = (tokens * heads // kv_heads, batch * kv_heads, keys, dim)
+    forced = _at_once(*sizes, True) | _at_once(*sizes, False) | _at_once(*sizes, False, causal=True)
+    with launch.dependent_launch(), launch.forced(forced), launch.recorded() as used:
         agree("attention", "remembered", q, k, v, mask, 0.2)
-    assert {op for op, _ in used} == {"attention.memory"}
+        for causal in (False, True):
+            agree("attention", "attention", q, k, v, mask, 0.2, causal)
+    assert set(used) == set(forced)
+
+
+def test_fewer_keys_than_one_block() -> None:
+    q, k, v = _qkv((1, 3, 5, 2, 2, 16), torch.bfloat16)
+    with launch.dependent_launch(), launch.forced(_at_once(3, 2, 5, 16, True)):
+        agree("attention", "remembered", q, k, v, None, 0.2)
 
 
 def test_a_memory_between_other_heads() -> None:
     """As a DiT holds it: keys and values of every cross block in one buffer."""
     held = torch.randn(1, 21, 3, 2, 2, 24).bfloat16()
     q, (k, v) = torch.randn(1, 5, 2, 24).bfloat16(), held[:, :, 1].unbind(2)
-    choice = {("attention.memory", (5, 2, 21, 24, 2)): Launch.of(4, 1, BLOCK_M=16)}
-    with launch.dependent_launch(), launch.forced(choice), launch.recorded() as used:
+    with launch.dependent_launch(), launch.forced(_at_once(5, 2, 21, 24, True)), launch.recorded() as used:
         agree("attention", "remembered", q, k, v, None, 0.2)
-    assert {op for op, _ in used} == {"attention.memory"}
+    assert {op for op, _ in used} == {"attention.whole"}
 
 
-def test_a_memory_outside_a_chain_is_read_as_ever() -> None:
+def test_outside_a_chain_keys_come_in_blocks() -> None:
     q, k, v = _qkv((1, 3, 20, 2, 2, 16), torch.bfloat16)
     with launch.recorded() as used:
         ours = kernel.remembered(q, k, v, None, 0.25)
-    assert "attention.memory" not in {op for op, _ in used}
+    assert "attention.whole" not in {op for op, _ in used}
     assert torch.equal(ours, kernel.attention(q, k, v, None, 0.25))
 
 
-def test_what_a_multiprocessor_cannot_hold_is_read_as_ever() -> None:
+def test_keys_that_a_program_cannot_hold_come_in_blocks() -> None:
     device = launch.Limits("sm_90", 90, 132, 232448, 50 << 20)
-    for shape in ((41, 32, 176, 48, 2), (49, 12, 320, 64, 2)):
-        assert launch.candidates(memory.TABLE, shape, device)[0] != memory.APART
-    for shape in ((41, 32, 1200, 48, 2), (41, 32, 176, 48, 4), (41, 512, 176, 48, 2)):
-        assert launch.candidates(memory.TABLE, shape, device) == [memory.APART]
+    for shape in ((41, 32, 176, 48, 2, 1, 0), (49, 12, 320, 64, 2, 1, 0), (338, 8, 169, 128, 2, 0, 1)):
+        assert launch.candidates(whole.TABLE, shape, device)[0] != whole.APART
+    for shape in ((41, 32, 1200, 48, 2, 1, 0), (41, 32, 176, 48, 4, 1, 0), (41, 512, 176, 48, 2, 1, 0)):
+        assert launch.candidates(whole.TABLE, shape, device) == [whole.APART]

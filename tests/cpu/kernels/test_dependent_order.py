@@ -18,7 +18,7 @@ AHEAD = {
     "_rotate_and_store": {"cos_ptr", "sin_ptr", "q_norm_ptr", "k_norm_ptr"},
     "_guide": {"previous_ptr", "weight_ptr", "prefix_ptr"},
     "_layer_norms": {"weight_ptr", "bias_ptr"},
-    "_memory": {"valid_at", "k_at", "v_at"},
+    "_whole": {"valid_at", "k_at", "v_at"},
     "_norm": {"delta_bias_ptr", "gate_ptr", "scale_ptr", "shift_ptr"},
     "_project_and_step": {"weight_at", "bias_ptr", "hold_ptr"},
     "_project_in": {"weight_ptr", "bias_ptr"},

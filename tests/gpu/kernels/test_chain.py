@@ -102,9 +102,16 @@ def test_own_tiles_against_fp32(rows: int) -> None:
 @pytest.mark.usefixtures("poisoned_allocations")
 @pytest.mark.parametrize(
     ("batch", "tokens", "keys", "heads", "kv_heads", "dim"),
-    [(1, 41, 169, HEADS, HEADS, DIM), (1, 49, 320, 12, 12, 64), (2, 17, 235, 8, 8, 64), (1, 5, 33, 8, 2, 128)],
+    [
+        (1, 41, 169, HEADS, HEADS, DIM),
+        (1, 49, 320, 12, 12, 64),
+        (2, 17, 235, 8, 8, 64),
+        (1, 5, 33, 8, 2, 128),
+        (1, 169, 169, 16, 8, 128),
+        (1, 192, 192, 32, 8, 128),
+    ],
 )
-def test_every_tile_of_a_memory_against_fp32(
+def test_every_tile_of_all_keys_at_once_against_fp32(
     batch: int, tokens: int, keys: int, heads: int, kv_heads: int, dim: int
 ) -> None:
     """Keys and values between those of other blocks; what does not count is NaN."""
@@ -113,17 +120,22 @@ def test_every_tile_of_a_memory_against_fp32(
     valid = (torch.rand(batch, keys, device="cuda") < 0.7).int()
     held[valid == 0] = float("nan")
     k, v = held[:, :, 1].unbind(2)
-    same = reference_attention(q, k, v, valid, dim**-0.5)
-    truth = reference_attention(q.float(), k.float(), v.float(), valid, dim**-0.5)
-    with launch.dependent_launch(), launch.recorded() as used:
-        attention.remembered(q, k, v, valid, dim**-0.5)
-    ((key, table),) = used.items()
-    assert key[0] == "attention.memory"
-    tiles = [c for c in launch.candidates(table, key[1], launch.limits(q.device)) if c.warps]
-    assert tiles
-    for choice in tiles:
-        with launch.dependent_launch(), launch.forced({key: choice}):
-            earned(f"{choice}", attention.remembered(q, k, v, valid, dim**-0.5), same, truth)
+    wide = q.float(), k.float(), v.float()
+    calls: list[tuple[bool, Any]] = [(False, attention.remembered), (False, attention.attention)]
+    if keys >= tokens:
+        calls.append((True, lambda *given: attention.attention(*given, causal=True)))
+    for causal, call in calls:
+        same = reference_attention(q, k, v, valid, dim**-0.5, causal)
+        truth = reference_attention(*wide, valid, dim**-0.5, causal)
+        with launch.dependent_launch(), launch.recorded() as used:
+            call(q, k, v, valid, dim**-0.5)
+        (key, table), *_ = used.items()
+        assert key[0] == "attention.whole"
+        tiles = [c for c in launch.candidates(table, key[1], launch.limits(q.device)) if c.warps]
+        assert tiles
+        for choice in tiles:
+            with launch.dependent_launch(), launch.forced({key: choice}):
+                earned(f"{causal} {choice}", call(q, k, v, valid, dim**-0.5), same, truth)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -170,7 +182,7 @@ def test_the_transformer_against_fp32_and_without_overlap(dit: DiT, rows: int, m
         dit.to(BF16)
     with launch.recorded() as used:
         ours = dit(x, table, memory, valid)
-    assert {"linear.chained", "linear.chained_shares", "norm", "attention.memory"} <= {op for op, _ in used}
+    assert {"linear.chained", "linear.chained_shares", "norm", "attention.whole"} <= {op for op, _ in used}
     earned(f"{rows} rows", ours, same, truth, 2.0**-8)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from innerloop.kernels import launch
-from innerloop.kernels.attention import ahead, memory
+from innerloop.kernels.attention import ahead, whole
 from innerloop.kernels.attention.rotary import rotary_attention as rotary_attention
 from innerloop.kernels.attention.softmax import LOG2_E, soften
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
@@ -268,6 +268,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
     """See kernels.attention."""
     batch, tokens, heads, dim = q.shape
     keys, kv_heads = k.shape[1], k.shape[2]
+    at_once = whole.choose(q, k, v, causal=causal)
+    if at_once != whole.APART:
+        return whole.run(q, k, v, key_valid, scale, at_once, memory=False, causal=causal)
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     rows = tokens * (heads // kv_heads)
     many = WIDE if dim > 128 else MANY
@@ -322,10 +325,10 @@ def continued(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
 
 def remembered(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float) -> Tensor:
     """See kernels.attention."""
-    choice = memory.choose(q, k, v)
-    if choice == memory.APART:
+    choice = whole.choose(q, k, v, memory=True)
+    if choice == whole.APART:
         return attention(q, k, v, key_valid, scale)
-    return memory.run(q, k, v, key_valid, scale, choice)
+    return whole.run(q, k, v, key_valid, scale, choice, memory=True, causal=False)
 
 
 def _copies_in_bulk(t: Tensor) -> bool:
