@@ -238,3 +238,5 @@ def test_keys_that_a_program_cannot_hold_come_in_blocks() -> None:
         assert launch.candidates(whole.TABLE, shape, device)[0] != whole.APART
     for shape in ((41, 32, 1200, 48, 2, 1, 0), (41, 32, 176, 48, 4, 1, 0), (41, 512, 176, 48, 2, 1, 0)):
         assert launch.candidates(whole.TABLE, shape, device) == [whole.APART]
+    for shape in ((768, 8, 192, 128, 2, 0, 1), (41, 32, 41, 48, 2, 0, 0)):  # blocks are faster
+        assert launch.candidates(whole.TABLE, shape, device) == [whole.APART]

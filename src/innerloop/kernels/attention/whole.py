@@ -35,10 +35,15 @@ def _shared_bytes(choice: Launch, shape: Shape) -> int:
 
 
 def _suits(choice: Launch, shape: Shape, limits: Limits) -> bool:
-    """16-bit heads; keys and values in 96 registers a thread, scores in 64; all programs at once, no tile half empty."""
-    rows, units, keys, dim, element = shape[:5]
+    """16-bit heads; keys and values in 96 registers a thread, scores in 64; all programs at once, no tile half empty.
+
+    Keys that the predecessor writes under a causal mask, by small tiles, alone: elsewhere blocks are level or faster.
+    """
+    rows, units, keys, dim, element, memory, causal = shape
     if choice == APART:
         return True
+    if not memory and (not causal or choice["BLOCK_M"] > 32):
+        return False
     all_keys, threads = sum(launch.two_tiles(keys)), 32 * choice.warps
     held = all_keys * _width(dim) <= 96 * threads and choice["BLOCK_M"] * max(all_keys, _width(dim)) <= 64 * threads
     programs = triton.cdiv(rows, choice["BLOCK_M"]) * units
