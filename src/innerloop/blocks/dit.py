@@ -163,7 +163,7 @@ class DiT(Packable):
         entering: Shares | None = None,
     ) -> torch.Tensor:
         """x [B, T, D], table [rows, 2, D] of this step, memory as `remember` left it, valid int32 [B, S], one or each
-        cross block's -> [B, T, output], or the residual stream [B, T, D] where there is no output head.
+        cross block's -> [B, T, D]: what the output head multiplies, or the residual stream where there is none.
 
         entering: a product of the last tokens that x lacks yet (`linear.deferred`).
         """
@@ -199,8 +199,7 @@ class DiT(Packable):
                 x, normed = norm.add_layer_norm(x, delta, table[i + 1, 0], table[i + 1, 1], EPS, left)
         if not self.sizes.output:
             return norm.add_layer_norm(x, delta, None, None, EPS, left)[0]
-        _, normed = norm.add_layer_norm(x, delta, table[-1, 0], table[-1, 1], OUTPUT_EPS, left)
-        return linear.linear(normed, self.head_weight, self.head_bias)
+        return norm.add_layer_norm(x, delta, table[-1, 0], table[-1, 1], OUTPUT_EPS, left)[1]
 
     def _few_rows(
         self, x: torch.Tensor, table: torch.Tensor, memory: torch.Tensor, masks: Sequence[torch.Tensor]
@@ -221,8 +220,17 @@ class DiT(Packable):
             x = skinny.project_residual(hidden, block.down_weight, None, x, block.down_bias)
         if not self.sizes.output:
             return x
-        normed = norm.layer_norm(x, table[-1, 0], table[-1, 1], OUTPUT_EPS)
-        return linear.linear(normed, self.head_weight, self.head_bias)
+        return norm.layer_norm(x, table[-1, 0], table[-1, 1], OUTPUT_EPS)
+
+    def behind_head(self, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """weight [N, output] and bias [N] of the product behind the output head -> [N, D] and [N] of both; float64.
+
+        No activation stands between the two.
+        """
+        weight, bias = weight.double(), bias.double()
+        if not self.sizes.output:
+            return weight, bias
+        return weight @ self.head_weight.double(), weight @ self.head_bias.double() + bias
 
     def packable(self) -> dict[str, int]:
         """The blocks' products. A norm's product takes at most 16 warps."""

@@ -13,8 +13,8 @@ from innerloop.contract import Buffer, Role, Stage
 from innerloop.kernels import euler, launch, linear, skinny
 
 Weights = Mapping[str, torch.Tensor]
-TABLES = ("modulation", "action_table", "time_table")
-STATE, DECODER = ("state_in", "state_out"), ("decode_in", "decode_out")
+TABLES = ("modulation", "action_table", "time_table", "exit_weight", "exit_bias")
+STATE = ("state_in", "state_out")
 # Where checkpoints keep the layers of the encoders and the decoder; those of the action encoder go by a letter or word.
 PLACES = {
     "state_in": "state_encoder.layer1",
@@ -28,23 +28,29 @@ PLACES = {
 STATE_READS = tuple(f"{name}_{kind}" for name in STATE for kind in ("weight", "bias"))
 
 
-def tables(dit: DiT, times: torch.Tensor, inner: flow.Affine, mix: flow.Affine) -> dict[str, torch.Tensor]:
+def tables(
+    dit: DiT, times: torch.Tensor, inner: flow.Affine, mix: flow.Affine, decoder: flow.Affine
+) -> dict[str, torch.Tensor]:
     """What depends on weights and step alone, by static buffer (`table_buffers`); inner and mix: of `flow.folded`.
 
-    times: float32 [steps], in buckets.
+    times: float32 [steps], in buckets. decoder: its first layer, which takes the DiT's output head in.
     """
     time, action = flow.folded(flow.bucket_embedding(times, dit.sizes.width), inner, mix)
-    return {"modulation": dit.tables(times), "action_table": action, "time_table": time}
+    leaving = dict(zip(("exit_weight", "exit_bias"), dit.behind_head(*decoder), strict=True))
+    return {"modulation": dit.tables(times), "action_table": action, "time_table": time, **leaving}
 
 
-def table_buffers(sizes: DiTSizes, steps: int, action_dim: int) -> list[Buffer]:
-    """Static buffers of `tables`, float32."""
+def table_buffers(sizes: DiTSizes, steps: int, action_dim: int, hidden: int, dtype: torch.dtype) -> list[Buffer]:
+    """Static buffers of `tables`: float32, but what multiplies the DiT's rows."""
     shapes = {
         "modulation": (steps, sizes.table_rows, 2, sizes.width),
         "action_table": (sizes.width, action_dim),
         "time_table": (steps, sizes.width),
+        "exit_weight": (hidden, sizes.width),
+        "exit_bias": (hidden,),
     }
-    return [Buffer(name, shape, torch.float32, Role.STATIC) for name, shape in shapes.items()]
+    kinds = {name: dtype if name.startswith("exit_") else torch.float32 for name in shapes}
+    return [Buffer(name, shape, kinds[name], Role.STATIC) for name, shape in shapes.items()]
 
 
 def memory_buffer(sizes: DiTSizes, batch: int, keys: int, dtype: torch.dtype) -> Buffer:
@@ -109,7 +115,7 @@ def step(
 ) -> torch.Tensor:
     """Euler step `index` of x float32 [B, chunk, A] -> x at the next time.
 
-    ground: of the function of this name. w: tables, action_out and decoder. memory and valid as DiT takes them. hold
+    ground: of the function of this name. w: tables, action_out and decode_out. memory and valid as DiT takes them. hold
     float32 [B, chunk]: how much of x a row keeps.
     """
     dt = 1.0 / len(w["time_table"])
@@ -117,5 +123,5 @@ def step(
         hidden = skinny.project_in(x, w["action_table"], w["time_table"][index], ground.dtype, silu=True)
         entering = linear.deferred(hidden, w["action_out_weight"], w["action_out_bias"])
         rows = dit(ground, w["modulation"][index], memory, valid, entering)[:, -x.shape[1] :]
-        hidden = linear.linear(rows, w["decode_in_weight"], w["decode_in_bias"], activation="relu")
+        hidden = linear.linear(rows, w["exit_weight"], w["exit_bias"], activation="relu")
         return euler.project_and_step(hidden, w["decode_out_weight"], w["decode_out_bias"], x, dt, hold)

@@ -213,7 +213,7 @@ def test_a_step_against_fp32_and_without_overlap(
         "modulation": table.expand(4, -1, -1, -1).contiguous(),
         "place": _random(50, WIDTH),
         **affine("action_out", WIDTH, WIDTH),
-        **affine("decode_in", hidden, 1024),
+        **affine("exit", hidden, WIDTH),
         **affine("decode_out", actions, hidden, torch.float32),
     }
     before = _random(1, prefix, WIDTH) if prefix else None

@@ -16,7 +16,7 @@ from innerloop.policies.groot.config import GrootConfig
 EPS = 1e-5  # torch.nn.LayerNorm and diffusers' default, which the action head leaves as they are
 FLOAT32 = tuple(f"dit.{pattern}" for pattern in dit.FLOAT32)  # the rest is trained and served in bfloat16
 # Layers of which a session reads one embodiment's slice as it is; those around the actions are folded first.
-SLICED = (*dit_head.STATE, "action_out", *dit_head.DECODER)
+SLICED = (*dit_head.STATE, "action_out", "decode_out")
 
 
 class Groot(nn.Module):
@@ -44,7 +44,8 @@ class Groot(nn.Module):
         """What depends on weights, embodiment and step index alone, by static buffer."""
         c = self.config
         times = flow.buckets(c.steps, c.buckets, self.place.device)
-        found = dit_head.tables(self.dit, times, self.action_in.of(c.embodiment), self.action_mix.of(c.embodiment))
+        inner, mix, decoder = (layer.of(c.embodiment) for layer in (self.action_in, self.action_mix, self.decode_in))
+        found = dit_head.tables(self.dit, times, inner, mix, decoder)
         for name in SLICED:
             found[f"{name}_weight"], found[f"{name}_bias"] = getattr(self, name).of(c.embodiment)
         return found
@@ -75,7 +76,7 @@ class Groot(nn.Module):
 def static_buffers(model: Groot, dtype: torch.dtype) -> list[Buffer]:
     """Buffers of `Groot.tables`."""
     c = model.config
-    found = dit_head.table_buffers(c.dit, c.steps, c.max_action_dim)
+    found = dit_head.table_buffers(c.dit, c.steps, c.max_action_dim, c.hidden, dtype)
     for name in SLICED:
         _, inner, out = getattr(model, name).weight.shape
         kind = torch.float32 if name == "decode_out" else dtype

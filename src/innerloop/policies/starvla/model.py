@@ -53,7 +53,7 @@ class FlowHead(nn.Module):
         """What depends on weights and step index alone, by static buffer."""
         times = flow.buckets(self.config.steps, self.config.buckets, self.action_mix_weight.device)
         inner, mix = (self.action_in_weight, self.action_in_bias), (self.action_mix_weight, self.action_mix_bias)
-        return dit_head.tables(self.dit, times, inner, mix)
+        return dit_head.tables(self.dit, times, inner, mix, (self.decode_in_weight, self.decode_in_bias))
 
     def contexts(self, outputs: Iterator[torch.Tensor]) -> torch.Tensor:
         """The language model's layers in turn -> what the cross blocks read: [B, T, C], or one each, stacked."""

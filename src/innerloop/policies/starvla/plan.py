@@ -53,7 +53,7 @@ def _buffers(c: StarVlaConfig, batch: int, dtype: torch.dtype) -> list[Buffer]:
     ends = [noise, Buffer("actions", action, f32, Role.OUTPUT)]
     if c.dit is None:
         return [*ends, *regression.buffers(c.chunk, c.vlm.language.width, batch, dtype)]
-    tables = dit_head.table_buffers(c.dit, c.steps, c.max_action_dim)
+    tables = dit_head.table_buffers(c.dit, c.steps, c.max_action_dim, c.hidden, dtype)
     state = dit_head.state_buffers(c.dit, batch, c.state_dim, dtype) if c.state_token else []
     return [*ends, *tables, dit_head.memory_buffer(c.dit, batch, c.slots.tokens, dtype), *state]
 
@@ -91,9 +91,8 @@ def _action_stage(head: FlowHead) -> Stage:
     state = ("state_token",) if head.config.state_token else ()
 
     def run(b: Tensors) -> None:
-        x, prefix = b["noise"], head.prefix(b["state_token"] if state else None, len(b["noise"]))
-        weights = {**head.weights, **{name: b[name] for name in dit_head.TABLES}}
-        ground = dit_head.ground(weights, prefix, *x.shape[:2])
+        x, weights = b["noise"], {**head.weights, **{name: b[name] for name in dit_head.TABLES}}
+        ground = dit_head.ground(weights, head.prefix(b["state_token"] if state else None, len(x)), *x.shape[:2])
         with skinny.chain():
             for step in range(head.config.steps):
                 x = dit_head.step(head.dit, weights, step, x, ground, b["memory"], b["key_valid"])
