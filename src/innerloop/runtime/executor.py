@@ -121,7 +121,7 @@ class DeviceThread:
     def opened(self) -> Queue | None:
         """The stream's queue, made on the device's own thread when first asked for; None without a GPU."""
         if self.queue is None and self.stream is not None:
-            self.queue = Queue(self.stream)
+            self.queue = Queue(self.stream, torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
         return self.queue
 
     def on_stream(self) -> AbstractContextManager[object]:

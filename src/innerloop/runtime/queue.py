@@ -18,12 +18,15 @@ TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
 class Queue:
     """Copies and graph launches on one stream, in order; `with` makes its device the calling thread's own.
 
-    Raises InnerloopError for what CUDA refuses.
+    aside: another stream, for copies that need not wait for what the first one is at (`copy_aside`, `join`). Raises
+    InnerloopError for what CUDA refuses.
     """
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
+    def __init__(self, stream: torch.cuda.Stream, aside: torch.cuda.Stream | None = None) -> None:
         self.stream = stream
         self._device, self._handle = stream.device_index, ctypes.c_void_p(stream.cuda_stream)
+        self._aside, self._joint = aside, None if aside is None else torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._aside_handle = self._handle if aside is None else ctypes.c_void_p(aside.cuda_stream)
         place, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         library = _loaded(_library())
         self._memcpy = _function(library, "cudaMemcpyAsync", place, place, size, number, place)
@@ -47,6 +50,16 @@ class Queue:
     def copy_in(self, device: int, host: int, count: int) -> None:
         """Starts a copy of `count` bytes from pinned memory; both are addresses."""
         self._memcpy(device, host, count, TO_DEVICE, self._handle)
+
+    def copy_aside(self, device: int, host: int, count: int) -> None:
+        """As `copy_in`, beside what the stream is at; what it does next may begin before, until it is told to `join`."""
+        self._memcpy(device, host, count, TO_DEVICE, self._aside_handle)
+
+    def join(self) -> None:
+        """What the stream is asked from here on waits for the copies aside."""
+        if self._joint is not None:
+            self._joint.record(self._aside)
+            self.stream.wait_event(self._joint)
 
     def copy_out(self, host: int, device: int, count: int) -> None:
         """Starts a copy of `count` bytes into pinned memory."""

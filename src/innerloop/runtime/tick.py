@@ -22,14 +22,15 @@ class Tick:
         """Starts what the inputs make due and the copy of the outputs into the host's windows.
 
         Steps that images alone reach come first, so that the device is at work while the host looks at everything else
-        and asks for the rest.
+        and asks for the rest, whose copies then go beside that work.
         """
         windows, first = self.windows, self.refresh.first
         try:
             early, late = windows.look(inputs, self.refresh.first_inputs)
-            begun = self._start(first, [early], ledger, kept)
+            begun = self._start(first, [early], ledger, kept, beside=False)
             more, steps = rest()
-            due = self._start(steps, [late, windows.look(more, frozenset())[1]], ledger, kept)
+            given = [late, windows.look(more, frozenset())[1]]
+            due = self._start(steps, given, ledger, kept, beside=bool(begun))
             windows.fetch()
         except BaseException:
             windows.mark()
@@ -37,11 +38,12 @@ class Tick:
             raise
         return begun + due
 
-    def _start(self, steps: Sequence[Step], given: Sequence[Given], ledger: Ledger, kept: Kept) -> Due:
-        for values in given:
-            self.windows.stage(values, ledger, kept)
-        due = self.refresh.due(steps, ledger)
-        self.windows.upload(due, ledger, kept)
+    def _start(self, steps: Sequence[Step], given: Sequence[Given], ledger: Ledger, kept: Kept, beside: bool) -> Due:
+        with self.windows.beside(beside):
+            for values in given:
+                self.windows.stage(values, ledger, kept)
+            due = self.refresh.due(steps, ledger)
+            self.windows.upload(due, ledger, kept)
         self.replay(due, ledger)
         return due
 

@@ -1,7 +1,8 @@
 """The host's side of input and output buffers: pinned staging, rows partly in use, and what has changed."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,6 +130,7 @@ class Windows:
         self._out_device = arena.regions[Role.OUTPUT.value]
         self._out_staging = torch.zeros(self._out_device.shape, dtype=torch.uint8, pin_memory=self.pinned)
         self._outputs = {name: self._output_view(arena, name) for name in (refresh.names[i] for i in refresh.outputs)}
+        self._beside = False  # whether copies go aside of what the device is at
         self._done = torch.cuda.Event() if self.pinned else None  # type: ignore[no-untyped-call]
 
     @property
@@ -168,9 +170,24 @@ class Windows:
             if not same:
                 self._put(slot, raw, self._renewed(slot, ledger, kept))
 
+    @contextmanager
+    def beside(self, when: bool) -> Iterator[None]:
+        """If `when`: inputs staged and uploaded inside reach the device beside the steps that it is at, which read none of
+        them; what it is asked afterwards waits for them.
+        """
+        if not when or self.queue is None:
+            yield
+            return
+        self._beside = True
+        try:
+            yield
+        finally:
+            self._beside = False
+            self.queue.join()
+
     def upload(self, due: Sequence[tuple[Step, int]], ledger: Ledger, kept: Kept) -> None:
         """Starts the copies of the inputs that due steps read and the arena does not hold."""
-        versions, present = ledger.versions, self._refresh.present
+        versions, present, first = ledger.versions, self._refresh.present, self._refresh.first_inputs
         needed = [self._read[step.key] for step, _ in due]
         missing = [
             slot
@@ -182,7 +199,8 @@ class Windows:
         run: list[Slot] = []
         for slot in self._in_order if missing else ():
             if slot not in missing:
-                if present[slot.index] != slot.content:  # copied along, it would bring in another session's value
+                # Copied along, it would bring in another session's value, or be written while a step reads it.
+                if present[slot.index] != slot.content or (self._beside and slot.index in first):
                     self._copy_run(run)
                     run = []
             elif slot.small:
@@ -303,7 +321,8 @@ class Windows:
         if self.queue is None:
             self._device.numpy()[start:end] = self._host[start:end]
         else:
-            self.queue.copy_in(self._device.data_ptr() + start, self._staging.data_ptr() + start, end - start)
+            copy = self.queue.copy_aside if self._beside else self.queue.copy_in
+            copy(self._device.data_ptr() + start, self._staging.data_ptr() + start, end - start)
 
     def _output_view(self, arena: Arena, name: str) -> np.ndarray:
         buffer = arena.layout.buffers[name]

@@ -18,7 +18,8 @@ static int device = 3, launched = 0;
 int cudaGetDevice(int* to) { return *to = device, 0; }
 int cudaSetDevice(int to) { return device = to, 0; }
 int cudaMemcpyAsync(void* to, const void* from, size_t count, int kind, void* stream) {
-  if (device != 1 || stream != (void*)0x7f0000000077 || (kind != 1 && kind != 2)) return 21;
+  const int known = stream == (void*)0x7f0000000077 || (stream == (void*)0x7f0000000088 && kind == 1);
+  if (device != 1 || !known || (kind != 1 && kind != 2)) return 21;
   memcpy(to, from, count);
   return 0;
 }
@@ -62,6 +63,27 @@ def test_copies_and_launches_go_to_the_stream_and_the_threads_device_comes_back(
     assert ctypes.CDLL(library).launches() == 2
     with pytest.raises(InnerloopError, match="cudaMemcpyAsync failed: CUDA error 21"):
         made.copy_in(device.ctypes.data, host.ctypes.data, 1)  # the thread's own device again, which is another
+
+
+def test_copies_aside_go_to_their_own_stream_and_are_joined(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_library", lambda: library)
+    log: list[tuple[str, Any]] = []
+    event = SimpleNamespace(record=lambda stream: log.append(("record", stream.cuda_stream)))
+    monkeypatch.setattr(queue.torch.cuda, "Event", lambda: event)
+    stream: Any = SimpleNamespace(**vars(STREAM), wait_event=lambda event: log.append(("wait", event)))
+    aside: Any = SimpleNamespace(cuda_stream=0x7F0000000088)
+    made = queue.Queue(stream, aside)
+    host, device = np.arange(9, dtype=np.uint8), np.zeros(9, np.uint8)
+    with made:
+        made.copy_aside(device.ctypes.data, host.ctypes.data, 9)
+        made.join()
+    assert np.array_equal(device, host)
+    assert log == [("record", 0x7F0000000088), ("wait", event)]
+    alone = queue.Queue(STREAM)
+    with alone:  # without another stream: in order, so that there is nothing to join
+        alone.copy_aside(device.ctypes.data, host.ctypes.data + 1, 8)
+        alone.join()
+    assert device.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 8]
 
 
 def test_what_cuda_refuses_is_an_error_with_its_name(library: str, monkeypatch: pytest.MonkeyPatch) -> None:

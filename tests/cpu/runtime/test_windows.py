@@ -1,3 +1,5 @@
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -235,3 +237,100 @@ def test_a_decision_that_failed_after_a_large_input_left_does_not_mislead_the_ne
     check(machine.decide("s", {"a": values(2)["a"]}, 1), {**values(1), "a": values(2)["a"]})
     check(machine.decide("t", values(3), 1), values(3))
     check(machine.decide("s", {}, 1), {**values(1), "a": values(2)["a"]})
+
+
+class Lanes:
+    """A queue whose copies aside arrive when they are joined, and not before."""
+
+    def __init__(self):
+        self.waiting, self.aside = [], []
+
+    def copy_in(self, device, host, count):
+        ctypes.memmove(device, host, count)
+
+    def copy_aside(self, device, host, count):
+        self.aside.append(slice(device, device + count))
+        self.waiting.append((device, host, count))
+
+    def join(self):
+        for copy in self.waiting:
+            ctypes.memmove(*copy)
+        self.waiting.clear()
+
+    def copy_out(self, host, device, count):
+        assert not self.waiting
+        ctypes.memmove(host, device, count)
+
+    stream = None
+
+
+def test_what_comes_later_travels_beside_the_first_steps_and_is_waited_for(machine):
+    """Over sessions in turn, with some inputs new, and without the large one, when nothing runs beside."""
+    lanes = machine._windows.queue = Lanes()
+    rng = np.random.default_rng(0)
+    means, name = {}, ""
+    for turn in range(60):
+        last, name = name, ("one", "two")[int(rng.integers(2))]
+        chosen = [key for key in values(0) if name not in means or rng.random() < 0.6]
+        now = {key: values(turn)[key] for key in chosen}
+        means.setdefault(name, {}).update(now)
+        lanes.aside.clear()
+        check(machine.decide(name, now, 1), means[name])
+        assert not lanes.waiting
+        if "big" in now and {"a", "b", "c"} & {*now}:
+            assert lanes.aside
+        elif "big" not in now and name == last:
+            assert not lanes.aside
+
+
+def test_copies_beside_are_joined_after_a_failure(machine, monkeypatch):
+    lanes = machine._windows.queue = Lanes()
+    machine.decide("one", values(0), 1)
+    upload, calls = machine._windows.upload, []
+
+    def fails(*given):
+        upload(*given)
+        calls.append(1)
+        if len(calls) == 2:
+            assert lanes.waiting
+            raise RuntimeError("here")
+
+    monkeypatch.setattr(machine._windows, "upload", fails)
+    with pytest.raises(RuntimeError, match="here"):
+        machine.decide("one", values(1), 1)
+    assert not lanes.waiting
+    monkeypatch.undo()
+    check(machine.decide("one", values(2), 1), values(2))
+
+
+def test_what_the_first_steps_read_is_not_written_beside_them():
+    """A small input of theirs, among small ones that come later."""
+    f32 = torch.float32
+    sizes = {"a": 3, "grid": 2, "b": 5, "big": SMALL + 5}
+    listed = [Buffer(name, (1, size), f32, Role.INPUT) for name, size in sizes.items()]
+    listed += [Buffer("seen", (1, 1), f32, Role.STATE), Buffer("sum", (1, 1), f32, Role.OUTPUT)]
+
+    def see(b):
+        b["seen"].copy_(b["big"].sum() * b["grid"].sum())
+
+    def add(b):
+        b["sum"].copy_(b["seen"] + b["a"].sum() + b["b"].sum())
+
+    steps = (Stage("see", see, ("big", "grid"), ("seen",)), Stage("add", add, ("seen", "a", "b"), ("sum",)))
+    ticks = {"a": "step", "b": "step", "grid": "observation", "big": "observation"}
+    machine = Machine({1: Plan("sum", {b.name: b for b in listed}, steps, ticks, "f")})
+    lanes = machine._windows.queue = Lanes()
+    slots = machine._windows._by_name
+    base = machine._windows._device.data_ptr()
+    rng = np.random.default_rng(0)
+    given = {name: rng.standard_normal(size, dtype=np.float32) for name, size in sizes.items()}
+    for new in ((), ("a", "b", "big"), ("b", "big")):
+        given |= {name: given[name] + 1 for name in new}
+        lanes.aside.clear()
+        found = machine.decide("one", given, 1).outputs["sum"]
+        expected = given["big"].sum() * given["grid"].sum() + given["a"].sum() + given["b"].sum()
+        assert np.allclose(found, expected, rtol=1e-4)
+        grid = range(base + slots["grid"].start, base + slots["grid"].end)
+        assert lanes.aside
+        assert not any(set(grid) & set(range(where.start, where.stop)) for where in lanes.aside)
+    machine.close()
