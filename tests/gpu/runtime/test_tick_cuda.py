@@ -160,3 +160,27 @@ def test_decisions_of_many_sessions_at_once_are_those_of_one_after_another(subje
     for caller in callers:
         caller.join()
     assert wrong == []
+
+
+def test_copies_that_arrive_late_beside_the_first_steps_are_waited_for(subject, monkeypatch):
+    """And without the wait they would not be, wherever there are such copies."""
+    asked = [subject.inputs(seed) for seed in range(6)]
+    expected = [subject.decide("a", inputs)[0] for inputs in asked]
+    queue, beside = subject.machine._windows.queue, []
+    copy = queue.copy_aside
+
+    def late(*given):
+        beside.append(given)
+        with torch.cuda.stream(queue._aside):
+            torch.cuda._sleep(4_000_000)  # some 2 ms
+        copy(*given)
+
+    monkeypatch.setattr(queue, "copy_aside", late)
+    for inputs, answer in zip(asked, expected, strict=True):
+        assert torch.equal(subject.decide("a", inputs)[0], answer)
+    monkeypatch.setattr(queue, "join", lambda: None)
+    found = []
+    for inputs in asked:
+        found.append(subject.decide("a", inputs)[0])
+        torch.cuda.synchronize()  # the copies of an unguarded decision must not reach into the next one
+    assert any(not torch.equal(a, b) for a, b in zip(found, expected, strict=True)) == bool(beside)
