@@ -1,166 +1,68 @@
-"""Every op at shapes that policies run: inputs, call, cost, and the check against fp32 truth."""
-
-import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+"""Every op at shapes that policies run."""
 
 import torch
 from torch import Tensor
 
+from bench.between import between
+from bench.case import BF16, FP32, INT32, Case, Composed, Inputs, Pair, random
 from innerloop.kernels.activation import cost as activation_cost
 from innerloop.kernels.attention import cost as attention_cost
-from innerloop.kernels.cost import Cost
 from innerloop.kernels.embedding import cost as embedding_cost
 from innerloop.kernels.euler import cost as euler_cost
 from innerloop.kernels.image import cost as image_cost
 from innerloop.kernels.linear import cost as linear_cost
 from innerloop.kernels.norm import cost as norm_cost
-from innerloop.kernels.norm import reference as norm_reference
 from innerloop.kernels.rope import cost as rope_cost
-from innerloop.kernels.rope import reference as rope_reference
 from innerloop.kernels.timestep import cost as timestep_cost
 
-Inputs = tuple[Any, ...]
-BF16, FP32, INT32 = torch.bfloat16, torch.float32, torch.int32
 BIASED = ("siglip", "dit", "vit out")  # labels of products
-
-
-@dataclass(frozen=True)
-class Case:
-    """One op at one shape. written: positions of arguments that the op writes."""
-
-    op: str
-    function: str
-    label: str
-    cost: Cost
-    make: Callable[[torch.device], Inputs]
-    written: tuple[int, ...] = ()
-
-    def reference(self) -> Any:
-        """The op's plain-torch module."""
-        return importlib.import_module(f"innerloop.kernels.{self.op}.reference")
-
-    def triton(self) -> Any:
-        """The op's Triton module."""
-        return importlib.import_module(f"innerloop.kernels.{self.op}.triton")
-
-    def call(self, module: Any, inputs: Inputs) -> Any:
-        """Runs the op from a module."""
-        return getattr(module, self.function)(*inputs)
-
-    def check(self, device: torch.device) -> tuple[float, float]:
-        """(error, allowed): raises where Triton errs more than twice the same-dtype torch code against fp32."""
-        torch.manual_seed(0)
-        inputs = self.make(device)
-        truth = self.outputs(self.reference(), tuple(_widened(i) for i in inputs))
-        same = self.outputs(self.reference(), inputs)
-        ours = self.outputs(self.triton(), inputs)
-        return max(
-            (earned(f"{self.op} {self.label}", *three) for three in zip(ours, same, truth, strict=True)),
-            key=lambda e: e[0] / e[1],
-        )
-
-    def outputs(self, module: Any, inputs: Inputs) -> list[Tensor]:
-        """Results and written arguments of one call; the arguments themselves stay as they were."""
-        own = tuple(i.clone() if n in self.written else i for n, i in enumerate(inputs))
-        result = self.call(module, own)
-        results = list(result) if isinstance(result, tuple) else [result]
-        return [*results, *(own[n] for n in self.written)]
-
-
-class Pair(Case):
-    """A product whose shares and bias the following norm adds: x, weight, bias, residual, and the norm's weight."""
-
-    def call(self, module: Any, inputs: Inputs) -> Any:
-        """Both ops, from the modules of the same kind."""
-        ours = getattr(module, "__name__", "").endswith("triton")
-        norm = importlib.import_module("innerloop.kernels.norm.triton") if ours else norm_reference
-        x, weight, bias, residual, scale = inputs
-        delta, left = getattr(module, self.function)(x, weight, bias)
-        return norm.add_rms_norm(residual, delta, scale, 1e-6, False, left)
-
-
-class Composed(Case):
-    """Rotary attention as two ops: K and V rotated and stored, then read."""
-
-    def call(self, module: Any, inputs: Inputs) -> Any:
-        """Both ops, from the modules of the same kind."""
-        ours = getattr(module, "__name__", "").endswith("triton")
-        rope = importlib.import_module("innerloop.kernels.rope.triton") if ours else rope_reference
-        qkv, cos, sin, heads, valid, scale = inputs
-        k, v = (qkv.new_empty(*qkv.shape[:2], heads, qkv.shape[2] // (3 * heads)) for _ in range(2))
-        q = rope.rotate_and_store(qkv, cos, sin, heads, heads, k, v, 0)
-        return getattr(module, self.function)(q, k, v, valid, scale)
-
-
-def earned(label: str, ours: Tensor, same: Tensor, truth: Tensor, slack: float = 4e-6) -> tuple[float, float]:
-    """Largest error of ours, and what is allowed: twice the same-dtype error and `slack` of the largest value."""
-    if truth.numel() == 0:
-        return 0.0, slack
-    scale = max(1.0, float(truth.abs().max()))
-    error = float((ours.double() - truth.double()).abs().max())
-    allowed = 2.0 * float((same.double() - truth.double()).abs().max()) + slack * scale
-    if not error <= allowed:
-        raise AssertionError(f"{label}: error {error:.3g} exceeds the {allowed:.3g} that torch earns")
-    return error, allowed
-
-
-def _widened(value: Any) -> Any:
-    if value is BF16:
-        return FP32
-    return value.float() if isinstance(value, Tensor) and value.dtype is BF16 else value
-
-
-def _random(device: torch.device, *shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.randn(shape, device=device).to(dtype)
 
 
 def _norms() -> list[Case]:
     def plain(rows: int, width: int) -> Case:
         def make(d: torch.device) -> Inputs:
-            return _random(d, 1, rows, width), _random(d, width), 1e-6, True
+            return random(d, 1, rows, width), random(d, width), 1e-6, True
 
         return Case("norm", "rms_norm", f"rms {rows}x{width}", norm_cost.norm(rows, width), make)
 
     def layer(rows: int, width: int) -> Case:
         def make(d: torch.device) -> Inputs:
-            return _random(d, 2, rows // 2, width), _random(d, width), _random(d, width), 1e-6
+            return random(d, 2, rows // 2, width), random(d, width), random(d, width), 1e-6
 
         return Case("norm", "layer_norm", f"layer {rows}x{width}", norm_cost.norm(rows, width, operands=2), make)
 
     def layers(count: int, rows: int, width: int) -> Case:
         def make(d: torch.device) -> Inputs:  # the entries of the first are the op's inputs
-            return _random(d, count, rows, width), _random(d, count, width), _random(d, count, width), 1e-5
+            return random(d, count, rows, width), random(d, count, width), random(d, count, width), 1e-5
 
         cost = norm_cost.norm(count * rows, width, operands=2)
         return Case("norm", "layer_norms", f"{count} layers {rows}x{width}", cost, make)
 
     def add_rms(rows: int, width: int) -> Case:
         def make(d: torch.device) -> Inputs:
-            return _random(d, 1, rows, width), _random(d, 1, rows, width), _random(d, width), 1e-6, True
+            return random(d, 1, rows, width), random(d, 1, rows, width), random(d, width), 1e-6, True
 
         return Case("norm", "add_rms_norm", f"add rms {rows}x{width}", norm_cost.norm(rows, width, added=True), make)
 
     def add_layer(rows: int, width: int) -> Case:
         def make(d: torch.device) -> Inputs:
-            wide = (_random(d, 2, rows // 2, width) for _ in range(2))
-            return *wide, _random(d, width), _random(d, width), 1e-6
+            wide = (random(d, 2, rows // 2, width) for _ in range(2))
+            return *wide, random(d, width), random(d, width), 1e-6
 
         cost = norm_cost.norm(rows, width, added=True, operands=2)
         return Case("norm", "add_layer_norm", f"add layer {rows}x{width}", cost, make)
 
     def gated(rows: int, width: int) -> Case:
         def make(d: torch.device) -> Inputs:
-            wide = (_random(d, 1, rows, width) for _ in range(2))
-            return *wide, *(_random(d, width, dtype=FP32) for _ in range(3)), 1e-6
+            wide = (random(d, 1, rows, width) for _ in range(2))
+            return *wide, *(random(d, width, dtype=FP32) for _ in range(3)), 1e-6
 
         cost = norm_cost.norm(rows, width, added=True, operands=3)
         return Case("norm", "gated_add_rms_norm", f"gated adaRMS {rows}x{width}", cost, make)
 
     def modulated(rows: int, width: int) -> Case:
         def make(d: torch.device) -> Inputs:
-            return _random(d, 2, rows // 2, width), *(_random(d, 2, 1, width) for _ in range(2)), 1e-5
+            return random(d, 2, rows // 2, width), *(random(d, 2, 1, width) for _ in range(2)), 1e-5
 
         cost = norm_cost.norm(rows, width, operands=2)
         return Case("norm", "modulated_layer_norm", f"adaLN {rows}x{width}", cost, make)
@@ -178,8 +80,8 @@ def _ropes() -> list[Case]:
         def make(d: torch.device) -> Inputs:
             angles = torch.rand(1, tokens, dim // 2, device=d) * 6.0
             caches = (torch.zeros(1, start + tokens + 10, kv, dim, dtype=BF16, device=d) for _ in range(2))
-            weights = (_random(d, dim), _random(d, dim)) if normed else (None, None)
-            qkv = _random(d, 1, tokens, (q + 2 * kv) * dim)
+            weights = (random(d, dim), random(d, dim)) if normed else (None, None)
+            qkv = random(d, 1, tokens, (q + 2 * kv) * dim)
             return qkv, angles.cos(), angles.sin(), q, kv, *caches, start, *weights
 
         cost = rope_cost.rotate_and_store(tokens, q, kv, dim, normed=normed)
@@ -195,7 +97,7 @@ def _ropes() -> list[Case]:
 def _attentions() -> list[Case]:
     def vit(images: int, tokens: int, heads: int, dim: int) -> Case:
         def make(d: torch.device) -> Inputs:
-            qkv = _random(d, images, tokens, 3, heads, dim)
+            qkv = random(d, images, tokens, 3, heads, dim)
             return *qkv.unbind(2), None, dim**-0.5
 
         cost = attention_cost.attention(tokens, tokens, heads, heads, dim, batch=images)
@@ -206,24 +108,24 @@ def _attentions() -> list[Case]:
             mask = torch.zeros(1, keys, dtype=INT32, device=d)
             for first, end in valid:
                 mask[:, first:end] = 1
-            kv = [_random(d, 1, keys, 1, 256) for _ in range(2)]
-            return _random(d, 1, tokens, 8, 256), *kv, mask, 256**-0.5
+            kv = [random(d, 1, keys, 1, 256) for _ in range(2)]
+            return random(d, 1, tokens, 8, 256), *kv, mask, 256**-0.5
 
         count = sum(end - first for first, end in valid)
         return Case("attention", "attention", label, attention_cost.attention(tokens, count, 8, 1, 256), make)
 
     def head(tokens: int, keys: int, heads: int, dim: int) -> Case:
         def make(d: torch.device) -> Inputs:
-            memory = _random(d, 1, keys, 2, heads, dim)
+            memory = random(d, 1, keys, 2, heads, dim)
             mask = (torch.arange(keys, device=d) < keys - 10).int()[None]
-            return _random(d, 1, tokens, heads, dim), *memory.unbind(2), mask, dim**-0.5
+            return random(d, 1, tokens, heads, dim), *memory.unbind(2), mask, dim**-0.5
 
         cost = attention_cost.attention(tokens, keys - 10, heads, heads, dim)
         return Case("attention", "attention", f"dit {tokens} of {keys}, {heads} heads of {dim}", cost, make)
 
     def causal(tokens: int, heads: int, kv: int, dim: int) -> Case:
         def make(d: torch.device) -> Inputs:
-            rows = (_random(d, 1, tokens, n, dim) for n in (heads, kv, kv))
+            rows = (random(d, 1, tokens, n, dim) for n in (heads, kv, kv))
             return *rows, None, dim**-0.5, True
 
         cost = attention_cost.attention(tokens, tokens, heads, kv, dim)
@@ -251,7 +153,7 @@ def _rotary_attentions() -> list[Case]:
         def make(d: torch.device) -> Inputs:
             angles = torch.rand(images, tokens, dim // 2, device=d) * 6.0
             mask = torch.ones(images, tokens, dtype=INT32, device=d)
-            return _random(d, images, tokens, 3 * heads * dim), angles.cos(), angles.sin(), heads, mask, dim**-0.5
+            return random(d, images, tokens, 3 * heads * dim), angles.cos(), angles.sin(), heads, mask, dim**-0.5
 
         label = f"vit {images}x{tokens}, {heads} heads of {dim}"
         cost = attention_cost.rotary_attention(tokens, heads, dim, batch=images)
@@ -266,13 +168,13 @@ def _rotary_attentions() -> list[Case]:
 def _rest() -> list[Case]:
     def glu(rows: int, width: int, kind: str) -> Case:
         def make(d: torch.device) -> Inputs:
-            return _random(d, 1, rows, 2 * width), kind
+            return random(d, 1, rows, 2 * width), kind
 
         return Case("activation", "glu", f"{kind} glu {rows}x{width}", activation_cost.glu(rows, width), make)
 
     def activate(rows: int, width: int, kind: str) -> Case:
         def make(d: torch.device) -> Inputs:
-            return _random(d, 1, rows, width), kind
+            return random(d, 1, rows, width), kind
 
         return Case("activation", "activate", f"{kind} {rows}x{width}", activation_cost.activate(rows, width), make)
 
@@ -280,8 +182,8 @@ def _rest() -> list[Case]:
         bias = label.startswith(BIASED)
 
         def make(d: torch.device) -> Inputs:
-            weight = _random(d, columns, inner) * inner**-0.5
-            return _random(d, 1, rows, inner), weight, _random(d, columns) if bias else None, epilogue
+            weight = random(d, columns, inner) * inner**-0.5
+            return random(d, 1, rows, inner), weight, random(d, columns) if bias else None, epilogue
 
         cost = linear_cost.linear(rows, columns, inner, bias=bias)
         return Case("linear", "linear", label, cost, make)
@@ -290,17 +192,17 @@ def _rest() -> list[Case]:
         bias = label.startswith(BIASED)
 
         def make(d: torch.device) -> Inputs:
-            weight = _random(d, columns, inner) * inner**-0.5
-            wide = _random(d, 1, rows, inner), weight, _random(d, columns) if bias else None
-            return *wide, _random(d, 1, rows, columns), _random(d, columns)
+            weight = random(d, columns, inner) * inner**-0.5
+            wide = random(d, 1, rows, inner), weight, random(d, columns) if bias else None
+            return *wide, random(d, 1, rows, columns), random(d, columns)
 
         cost = linear_cost.linear(rows, columns, inner, bias=bias) + norm_cost.norm(rows, columns, added=True)
         return Pair("linear", "deferred", f"{label}, add rms", cost, make)
 
     def batched(label: str, layers: int, rows: int, columns: int, inner: int) -> Case:
         def make(d: torch.device) -> Inputs:
-            weight = _random(d, layers * columns, inner) * inner**-0.5
-            return _random(d, layers, rows, inner), weight, _random(d, layers * columns)
+            weight = random(d, layers * columns, inner) * inner**-0.5
+            return random(d, layers, rows, inner), weight, random(d, layers * columns)
 
         return Case("linear", "batched", label, linear_cost.batched(layers, rows, columns, inner), make)
 
@@ -314,15 +216,15 @@ def _rest() -> list[Case]:
 
     def embed(d: torch.device) -> Inputs:
         tokens = torch.randint(0, 4096, (1, 200), dtype=INT32, device=d)
-        return tokens, _random(d, 4096, 2048), 45.25
+        return tokens, random(d, 4096, 2048), 45.25
 
     def sincos(d: torch.device) -> Inputs:
         return torch.linspace(1.0, 0.1, 10, device=d), 1024, 4e-3, 4.0
 
     def euler(rows: int) -> Case:
         def make(d: torch.device) -> Inputs:
-            x = _random(d, 1, rows, 32, dtype=FP32)
-            return _random(d, 1, rows, 1024), _random(d, 32, 1024) / 32, _random(d, 32), x, -0.1
+            x = random(d, 1, rows, 32, dtype=FP32)
+            return random(d, 1, rows, 1024), random(d, 32, 1024) / 32, random(d, 32), x, -0.1
 
         cost = euler_cost.project_and_step(rows, 32, 1024)
         return Case("euler", "project_and_step", f"{rows}x1024 to 32", cost, make)
@@ -358,19 +260,19 @@ def _given(rows: int) -> list[Case]:
         return torch.tensor([[3], [0]], dtype=INT32, device=d)
 
     def table(d: torch.device) -> Tensor:
-        return _random(d, 4, width, dtype=FP32)[::3]
+        return random(d, 4, width, dtype=FP32)[::3]
 
     def modulated(d: torch.device) -> Inputs:
-        return _random(d, 2, each, width), table(d), table(d), 1e-6, prefix(d)
+        return random(d, 2, each, width), table(d), table(d), 1e-6, prefix(d)
 
     def gated(d: torch.device) -> Inputs:
-        return _random(d, 2, each, width), _random(d, 2, each, width), table(d), prefix(d)
+        return random(d, 2, each, width), random(d, 2, each, width), table(d), prefix(d)
 
     def activate(d: torch.device) -> Inputs:
-        return _random(d, 2, each, width, dtype=FP32), "silu", table(d), prefix(d)
+        return random(d, 2, each, width, dtype=FP32), "silu", table(d), prefix(d)
 
     def states(d: torch.device, count: int) -> list[Tensor]:
-        return [_random(d, 2, each, actions, dtype=FP32) for _ in range(count)]
+        return [random(d, 2, each, actions, dtype=FP32) for _ in range(count)]
 
     def guide(d: torch.device) -> Inputs:
         return *states(d, 3), torch.rand(2, each, device=d), prefix(d), 4.25, 0.8, -0.1
@@ -391,5 +293,5 @@ def _given(rows: int) -> list[Case]:
 
 def cases(*ops: str) -> list[Case]:
     """All cases, or those of the named ops."""
-    every = [*_norms(), *_ropes(), *_attentions(), *_rotary_attentions(), *_rest(), *_given(20)]
+    every = [*_norms(), *_ropes(), *_attentions(), *_rotary_attentions(), *_rest(), *_given(20), *between()]
     return [c for c in every if not ops or c.op in ops]

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from bench.cases import Case, Inputs, Pair, cases
+from bench.case import Case, Inputs, Pair
+from bench.cases import cases
 from innerloop.kernels import launch
 from innerloop.kernels.attention import cost as attention_cost
 from innerloop.kernels.linear import cost

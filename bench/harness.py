@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bench.cases import Case, Inputs
+from bench.case import Case, Inputs
 from innerloop.kernels import launch
 from innerloop.kernels.launch import Key, Launch
 from innerloop.measure import provenance

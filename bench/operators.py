@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from bench import harness
-from bench.cases import Case, Inputs, cases
+from bench.case import Case, Inputs
+from bench.cases import cases
 from innerloop.kernels import launch
 from innerloop.kernels.launch import Launch
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from bench import harness
-from bench.cases import Case
+from bench.case import Case
 from innerloop.kernels.cost import Cost
 from innerloop.kernels.euler import Guide
 from innerloop.kernels.skinny import Packed, chain, cost, cross, cuda, pack, reference

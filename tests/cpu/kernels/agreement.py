@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.cases import earned
+from bench.case import earned
 
 # The interpreter truncates fp32 to bf16 where the GPU rounds: up to one unit in the last place more, each time.
 SLACK = {torch.float32: 4e-6, torch.bfloat16: 2.0**-7}

@@ -3,6 +3,8 @@
 from innerloop.kernels.activation import cost as activation
 from innerloop.kernels.attention import cost as attention
 from innerloop.kernels.cost import Cost
+from innerloop.kernels.embedding import cost as embedding
+from innerloop.kernels.euler import cost as euler
 from innerloop.kernels.image import cost as image
 from innerloop.kernels.linear import cost as linear
 from innerloop.kernels.norm import cost as norm
@@ -21,6 +23,10 @@ def test_bytes_and_flops() -> None:
     assert attention.attention(712, 712, 8, 1, 256).flops == 4 * 712 * 712 * 8 * 256
     assert attention.attention(1, 700, 8, 1, 256).bytes == 2 * 256 * (16 + 1400)
     assert rope.rotate_and_store(1, 8, 1, 256).bytes == 2 * 10 * 256 * 2 + 256 * 4
+    assert image.planes(512, 768, 2).bytes == 512 * 768 * (1 + 4)
+    assert embedding.interleave(4, 169, 2048).bytes == 2 * 4 * 169 * 2048 * 2 + 2 * 4 * 169
+    assert euler.project_in(40, 132, 1536).flops == 2 * 40 * 132 * 1536
+    assert euler.project_in(40, 132, 1536).bytes == 4 * (40 * 132 + 132 * 1536 + 1536) + 2 * 40 * 1536
     assert image.frames_to_patches(1, 224, 224, 224).bytes == 224 * 224 * 3 * 3
 
 

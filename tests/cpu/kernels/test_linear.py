@@ -4,7 +4,7 @@ import pytest
 import torch
 from agreement import SLACK, agree
 
-from bench.cases import earned
+from bench.case import earned
 from innerloop.kernels import compile, launch, use_kernels
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.launch import Launch

@@ -8,7 +8,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from bench.cases import earned
+from bench.case import earned
 from innerloop.blocks.expert import ActionExpert, Cache, Modulation
 from innerloop.blocks.sizes import DecoderSizes
 from innerloop.kernels import launch

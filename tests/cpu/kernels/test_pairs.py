@@ -4,7 +4,7 @@ import pytest
 import torch
 from agreement import SLACK
 
-from bench.cases import earned
+from bench.case import earned
 from innerloop.kernels import launch
 from innerloop.kernels.launch import Launch
 from innerloop.kernels.linear import pairs, reference

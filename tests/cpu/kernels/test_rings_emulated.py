@@ -4,7 +4,7 @@ import pytest
 import torch
 from emulated import emulated, needs_compiler
 
-from bench.cases import earned
+from bench.case import earned
 from innerloop.kernels import activation
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.launch import Launch, Limits

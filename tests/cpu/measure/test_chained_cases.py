@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from bench.cases import Case
+from bench.case import Case
 from bench.chained import chained
 
 

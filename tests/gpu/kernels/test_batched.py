@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench.cases import earned
+from bench.case import earned
 from innerloop.kernels import launch, linear
 from innerloop.kernels.linear import batch, reference
 

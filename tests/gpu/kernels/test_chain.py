@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from few_rows import ON_HOPPER
 from late import Call, behind_delayed, captured, one_after_another, starts_early, unguarded
 
-from bench.cases import earned
+from bench.case import earned
 from innerloop.blocks import dit_head
 from innerloop.blocks.dit import DiT, DiTSizes
 from innerloop.kernels import attention, launch, linear, norm, use_kernels

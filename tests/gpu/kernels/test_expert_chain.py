@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from few_rows import ON_HOPPER
 from late import Call, behind_delayed, captured, one_after_another, starts_early, unguarded
 
-from bench.cases import earned
+from bench.case import earned
 from bench.expert import Subject
 from innerloop.blocks.expert import EPS
 from innerloop.blocks.sizes import DecoderSizes

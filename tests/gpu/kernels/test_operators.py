@@ -12,7 +12,8 @@ import triton.language as tl
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from bench.cases import Case, cases, earned
+from bench.case import Case, earned
+from bench.cases import cases
 from innerloop.kernels import activation, launch, linear, norm, rope, use_kernels
 from innerloop.kernels.attention import attention
 from innerloop.kernels.attention import reference as attention_reference
@@ -22,7 +23,15 @@ from innerloop.kernels.image import reference as image_reference
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 ALL = {f"{c.op}: {c.label}": c for c in cases()}
 # Products that a kernel of ours may make.
-OURS = ("siglip patches", "dit state + relu", "siglip fc2, add rms", "vit out, add rms", "36 projections", "36 K and V")
+OURS = (
+    "siglip patches",
+    "dit state + relu",
+    "siglip fc2, add rms",
+    "vit out, add rms",
+    "36 projections",
+    "36 K and V",
+    "4 mergers + gelu",
+)
 TRITON = {name: c for name, c in ALL.items() if c.op != "linear" or c.label in OURS}
 CHAINED = {name: c for name, c in TRITON.items() if c.op != "timestep"}  # time embeddings are made once, at load
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from few_rows import ON_HOPPER
 from late import captured, starts_early
 
-from bench.cases import earned
+from bench.case import earned
 from innerloop.kernels import activation, launch, linear, norm
 from innerloop.kernels.compile import compiled_with
 from innerloop.kernels.launch import Launch

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.cases import earned
+from bench.case import earned
 from innerloop.kernels import attention, launch, use_kernels
 from innerloop.kernels.attention import reference, rotary
 from innerloop.kernels.attention import triton as kernel

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from innerloop.kernels import launch
-from innerloop.kernels.attention.softmax import LOG2_E, soften
+from innerloop.kernels.attention.softmax import LOG2_E, counted, soften
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
 
@@ -89,15 +89,6 @@ def _turned(a, b, cos, sin):
 
 
 @triton.jit
-def _seen(valid_at, at, tokens):
-    """Which of the keys at `at` count."""
-    seen = at < tokens
-    if valid_at is not None:
-        seen = tl.load(valid_at + at, mask=seen, other=0) != 0
-    return seen
-
-
-@triton.jit
 def _rotary_attention(
     qkv_ptr, cos_ptr, sin_ptr, valid_ptr, out_ptr, tokens,
     qkv_batch, qkv_token, cos_batch, cos_token, valid_batch, scale,
@@ -123,7 +114,7 @@ def _rotary_attention(
     if AHEAD:  # the first tiles are on their way while the queries are rotated, then each while the one before is read
         line, angle = (key * qkv_token)[:, None], (key * cos_token)[:, None]
         a, b, cos, sin = _raw(k_at + line, cos_at + angle, sin_at + angle, (key < tokens)[:, None] & turns, HALF)
-        seen, next_seen = _seen(valid_at, key, tokens), _seen(valid_at, key + BLOCK_N, tokens)
+        seen, next_seen = counted(valid_at, key, tokens), counted(valid_at, key + BLOCK_N, tokens)
         v = tl.load(v_at + line, mask=seen[:, None] & wide, other=0.0)
     q_a, q_b = _turned(q_a, q_b, q_cos, q_sin)
     maximum = tl.full((BLOCK_M,), -1.0e30, tl.float32)  # finite, so that masked minus masked is not NaN
@@ -136,11 +127,11 @@ def _rotary_attention(
             visible, values, at = seen, v, first + BLOCK_N + key
             line, angle = (at * qkv_token)[:, None], (at * cos_token)[:, None]
             a, b, cos, sin = _raw(k_at + line, cos_at + angle, sin_at + angle, (at < tokens)[:, None] & turns, HALF)
-            seen, next_seen = next_seen, _seen(valid_at, at + BLOCK_N, tokens)
+            seen, next_seen = next_seen, counted(valid_at, at + BLOCK_N, tokens)
             v = tl.load(v_at + line, mask=seen[:, None] & wide, other=0.0)
         else:
             here = first + key
-            visible = _seen(valid_at, here, tokens)
+            visible = counted(valid_at, here, tokens)
             rows_at, turn = (here * qkv_token)[:, None], (here * cos_token)[:, None]
             k_a, k_b, k_cos, k_sin = _raw(k_at + rows_at, cos_at + turn, sin_at + turn, (here < tokens)[:, None] & turns, HALF)  # fmt: skip
             k_a, k_b = _turned(k_a, k_b, k_cos, k_sin)

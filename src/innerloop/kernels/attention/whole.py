@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from innerloop.kernels import launch
-from innerloop.kernels.attention.softmax import LOG2_E, soften
+from innerloop.kernels.attention.softmax import LOG2_E, counted, soften
 from innerloop.kernels.device import dot, release_successor, wait_for_producer
 from innerloop.kernels.launch import Launch, Limits, Shape, Table
 
@@ -69,15 +69,6 @@ TABLE = Table(
 
 
 @triton.jit
-def _seen(valid_ptr, key, keys):
-    """Which of the keys count."""
-    seen = key < keys
-    if valid_ptr is not None:
-        seen = tl.load(valid_ptr + key, mask=seen, other=0) != 0
-    return seen
-
-
-@triton.jit
 def _rows(at, key, stride, column, wanted, DIM: tl.constexpr):
     """Rows of a head that count, zeros elsewhere: what lies there must not reach a sum."""
     return tl.load(at + key.to(tl.int64)[:, None] * stride + column[None, :], mask=wanted[:, None] & (column < DIM)[None, :], other=0.0)  # fmt: skip
@@ -113,7 +104,7 @@ def _whole(
     if valid_ptr is not None:
         valid_at = valid_ptr + batch * valid_batch
     k_at, v_at = k_ptr + batch * k_batch + kv_head * K_HEAD, v_ptr + batch * v_batch + kv_head * V_HEAD
-    seen, far_seen = _seen(valid_at, near, end), _seen(valid_at, far, end)
+    seen, far_seen = counted(valid_at, near, end), counted(valid_at, far, end)
     if MEMORY:
         k, v = _rows(k_at, near, k_token, column, seen, DIM), _rows(v_at, near, v_token, column, seen, DIM)
         if SECOND > 0:

@@ -1,6 +1,12 @@
-"""Cost of the last projection, the solver's update and its guidance."""
+"""Cost of the first and the last projection, the solver's update and its guidance."""
 
 from innerloop.kernels.cost import Cost
+
+
+def project_in(rows: int, actions: int, width: int, element: int = 2) -> Cost:
+    """fp32 actions and weights, 16-bit rows."""
+    moved = 4 * (rows * actions + actions * width + width) + element * rows * width
+    return Cost(2 * rows * actions * width, moved)
 
 
 def project_and_step(rows: int, actions: int, width: int, element: int = 2) -> Cost:

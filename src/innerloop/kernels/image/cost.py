@@ -1,4 +1,4 @@
-"""Cost of frame resizing and patching."""
+"""Cost of frame resizing and patching, and of a patch's planes."""
 
 from innerloop.kernels.cost import Cost
 
@@ -8,3 +8,8 @@ def frames_to_patches(cameras: int, height: int, width: int, size: int, element:
     resized = size * size * min(height, width) // max(height, width)
     read = 3 * min(height * width, 4 * resized)
     return Cost(cameras * 3 * resized * 12, cameras * (read + 3 * size * size * element))
+
+
+def planes(patches: int, pixels: int, temporal: int, element: int = 2) -> Cost:
+    """pixels: of all channels. Each is scaled and written `temporal` times."""
+    return Cost(2 * patches * pixels * temporal, patches * pixels * (1 + temporal * element))
