@@ -10,7 +10,9 @@ _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def wait_for_producer(PDL: tl.constexpr):
-    """Before the first access to what an earlier kernel reads or writes; weights may be loaded before it."""
+    """Before the first access to what an earlier kernel reads or writes, but for what `launch.dependent_launch` lets them
+    read ahead.
+    """
     if PDL:
         tl.extra.cuda.gdc_wait()
 

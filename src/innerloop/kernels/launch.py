@@ -143,7 +143,11 @@ def options(launch: Launch, device: torch.device) -> dict[str, Any]:
 
 @contextmanager
 def dependent_launch(when: bool = True) -> Iterator[None]:
-    """Kernels launched inside start while their predecessor drains (compute capability 9.0 and up), if `when`."""
+    """Kernels launched inside start while their predecessor drains (compute capability 9.0 and up), if `when`.
+
+    They read ahead of its end what they take beside their rows: weights, biases, modulation and gates, rotary tables,
+    masks, prefixes. The caller promises that nothing inside writes those, nor the kernel before the first one inside.
+    """
     if not when:  # without a look at the variable, which torch.compile cannot trace
         yield
         return

@@ -6,7 +6,7 @@ import pytest
 import torch
 from agreement import agree
 
-from innerloop.kernels import euler, linear
+from innerloop.kernels import euler, launch, linear
 from innerloop.kernels.embedding import triton as embedding_kernel
 from innerloop.kernels.euler import triton as euler_kernel
 from innerloop.kernels.timestep import triton as timestep_kernel
@@ -63,6 +63,14 @@ def test_project_and_step(rows: int, actions: int, width: int, dtype: torch.dtyp
 def test_project_in(rows: int, actions: int, width: int, activation: str | None, dtype: torch.dtype) -> None:
     x, weight, bias = torch.randn(2, rows, actions), torch.randn(width, actions), torch.randn(width)
     agree("euler", "project_in", x, weight, bias, dtype, activation)
+
+
+def test_many_actions_take_narrower_tiles() -> None:
+    device = launch.Limits("sm_90", 90, 132, 232448, 50 << 20)
+    widths = [
+        launch.candidates(euler_kernel.ENTRY, (40, actions, 1536), device)[0]["BLOCK_N"] for actions in (132, 1500)
+    ]
+    assert widths == [64, 32]
 
 
 def test_held_rows_stay_as_they_are() -> None:

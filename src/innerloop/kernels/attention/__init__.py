@@ -15,14 +15,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: 
 
     Query head h reads K/V head h // (Hq / Hkv). Causal: query i sees keys up to i + S - T. Softmax in fp32.
     A query that may see no key gives zeros. Blocks of keys without a valid one are skipped on the device.
-    Within `launch.dependent_launch` key_valid is read ahead of the predecessor's end: the caller promises that nothing
-    inside writes it, nor the kernel before where this is the first inside.
     """
     return chosen(reference.attention, q)(q, k, v, key_valid, scale, causal)
 
 
 def remembered(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float) -> Tensor:
-    """As `attention`, of keys and values that the caller promises the same of as of key_valid: they are read ahead too."""
+    """As `attention`, of keys and values that were there before: within `launch.dependent_launch` they are read ahead too."""
     if unfused(q):
         return attention(q, k, v, key_valid, scale)
     return chosen(reference.remembered, q)(q, k, v, key_valid, scale)
@@ -31,8 +29,7 @@ def remembered(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale:
 def continued(q: Tensor, k: Tensor, v: Tensor, key_valid: Tensor | None, scale: float, start: int) -> Tensor:
     """As `attention`, of tokens whose own keys and values are the rows from `start` on.
 
-    Within `launch.dependent_launch` the rows before and key_valid are read ahead of the predecessor's end: the caller
-    promises that nothing inside writes those, nor the kernel before where this is the first inside.
+    Within `launch.dependent_launch` the rows before are read ahead too.
     """
     if unfused(q):
         return attention(q, k, v, key_valid, scale)

@@ -23,8 +23,7 @@ def project_and_step(
 ) -> Tensor:
     """hidden [B, T, K], weight [A, K], bias [A], x float32 [B, T, A] -> x + dt * velocity, float32.
 
-    hold float32 [B, T]: how much of x a row keeps, 0 to 1. Within `launch.dependent_launch` the caller promises of it
-    what it promises of weights.
+    hold float32 [B, T]: how much of x a row keeps, 0 to 1; within `launch.dependent_launch` it is read ahead.
     """
     return chosen(reference.project_and_step, hidden)(hidden, weight, bias, x, dt, hold)
 

@@ -10,16 +10,20 @@ from innerloop.kernels import launch
 from innerloop.kernels.activation import triton as activation_triton
 from innerloop.kernels.activation.reference import Activation
 from innerloop.kernels.device import release_successor, wait_for_producer
-from innerloop.kernels.launch import Launch, Table
+from innerloop.kernels.launch import Launch, Shape, Table
 
 TABLE = Table("euler", default=[Launch.of(4, BLOCK_A=4), Launch.of(4, BLOCK_A=2), Launch.of(8, BLOCK_A=8)])
 
+
+def _entry_bytes(choice: Launch, shape: Shape) -> int:
+    """Both operands of a product of fp32 parts."""
+    return (choice["BLOCK_M"] + choice["BLOCK_N"]) * launch.two_tiles(shape[1])[0] * 4
+
+
 ENTRY = Table(
     "euler.entry",
-    default=[
-        Launch.of(warps, BLOCK_M=rows, BLOCK_N=columns)
-        for warps, rows, columns in ((4, 16, 64), (2, 16, 32), (4, 16, 32))
-    ],
+    default=[Launch.of(warps, BLOCK_M=16, BLOCK_N=columns) for warps, columns in ((4, 64), (2, 32), (4, 32), (4, 16))],
+    shared_bytes=_entry_bytes,
 )
 
 GUIDE = Table("guide", default=[Launch.of(4, BLOCK=512), Launch.of(1, BLOCK=128)])
