@@ -169,25 +169,30 @@ class DiT(Packable):
         """
         crosses = len(self.sizes.cross_blocks)
         masks = [valid] * crosses if isinstance(valid, torch.Tensor) else valid
+        run = self._few_rows if isinstance(self.blocks[0].q_weight, skinny.Packed) else self._dense
         with launch.dependent_launch(linear.chains(x)):
-            if entering is None:
-                normed = norm.layer_norm(x, table[0, 0], table[0, 1], EPS)
-            else:
-                (delta, left), lead = entering, x.shape[1] - entering[0].shape[-2]
-                x, normed = norm.add_layer_norm(x, delta, table[0, 0], table[0, 1], EPS, left, lead)
-            if isinstance(self.blocks[0].q_weight, skinny.Packed):
-                return self._few_rows(x, table, memory, masks)
-            return self._dense(x, normed, table, memory, masks)
+            return run(x, table, memory, masks, entering)
+
+    def _entered(
+        self, x: torch.Tensor, table: torch.Tensor, entering: Shares | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x with what enters it, and its norm for the first block."""
+        if entering is None:
+            return x, norm.layer_norm(x, table[0, 0], table[0, 1], EPS)
+        delta, left = entering
+        lead = x.shape[1] - delta.shape[-2]
+        return norm.add_layer_norm(x, delta, table[0, 0], table[0, 1], EPS, left, lead)
 
     def _dense(
         self,
         x: torch.Tensor,
-        normed: torch.Tensor,
         table: torch.Tensor,
         memory: torch.Tensor,
         masks: Sequence[torch.Tensor],
+        entering: Shares | None,
     ) -> torch.Tensor:
-        """`forward` behind its first norm."""
+        """`forward` with norms between the products."""
+        x, normed = self._entered(x, table, entering)
         cross, last = 0, self.sizes.depth - 1
         for i, block in enumerate(self.blocks):
             own, mask = (memory[:, :, cross], masks[cross]) if block.crosses else (None, None)
@@ -202,9 +207,16 @@ class DiT(Packable):
         return norm.add_layer_norm(x, delta, table[-1, 0], table[-1, 1], OUTPUT_EPS, left)[1]
 
     def _few_rows(
-        self, x: torch.Tensor, table: torch.Tensor, memory: torch.Tensor, masks: Sequence[torch.Tensor]
+        self,
+        x: torch.Tensor,
+        table: torch.Tensor,
+        memory: torch.Tensor,
+        masks: Sequence[torch.Tensor],
+        entering: Shares | None,
     ) -> torch.Tensor:
         """`forward` over packed products: norms, biases and residuals inside them."""
+        if entering is not None:
+            x, _ = self._entered(x, table, entering)
         cross = 0
         for i, block in enumerate(self.blocks):
             own, mask = (memory[:, :, cross], masks[cross]) if block.crosses else (None, None)

@@ -367,11 +367,10 @@ def _library(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def _main(dim: int) -> int:
-    """The largest power of two of at least 16 that a head's width holds: the first tile of its columns."""
-    return max(16, 1 << (dim.bit_length() - 1))
+    """Width of the first tile of a head's columns."""
+    return launch.two_tiles(dim)[0]
 
 
 def _rest(dim: int) -> int:
     """Width of the second tile of columns, 1 where there is none."""
-    left = dim - _main(dim)
-    return 1 if left <= 0 else max(16, launch.power_of_two(left))
+    return launch.two_tiles(dim)[1] or 1
